@@ -1,0 +1,1 @@
+"""Halflife: hybrid search on Elasticsearch that knows how old a passage is."""

@@ -1,0 +1,635 @@
+"""HTTP: parse, call, return. The one place where failures become answers; no search logic.
+
+Bodies are read as strict JSON (no NaN, no duplicate keys, well-formed Unicode), so that what is refused is refused
+here, with the field's name and a remedy, in RFC 9457 form. Nothing of a body is echoed unescaped or at length.
+"""
+
+import difflib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar, get_args
+
+import jiter
+from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from app import catalog, indexing
+from app import cursor as cursors
+from app import search as searching
+from app import why as whys
+from app.errors import HalflifeError, InvalidRequest, NotFound
+from app.filters import compile_filter
+from app.models import (
+    BulkResult,
+    Collection,
+    CollectionOptions,
+    DeleteDocuments,
+    Deletion,
+    DocumentPage,
+    NextPage,
+    PatchDocuments,
+    Search,
+    SearchBatch,
+    SearchResult,
+    StoredDocument,
+    Upsert,
+    Why,
+    WhyResult,
+    check_collection,
+)
+from app.times import to_ms
+
+Model = TypeVar("Model", bound=BaseModel)
+router = APIRouter()
+JSON = "application/json"
+PROBLEM = "application/problem+json"
+LIST_KEEP_ALIVE_S = 120.0
+
+
+@dataclass(slots=True)
+class Service:
+    """What the routes call: opened in the lifespan, reached through `service_of`."""
+
+    doors: searching.Doors
+    catalog: catalog.Catalog
+    indexer: indexing.Indexer
+    touches: indexing.TouchQueue
+    now: Callable[[], datetime]
+    auto_create: bool
+    dims: int
+    model: str
+    ready: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def service_of(request: Request) -> Service:
+    """Return the running service. Raises RuntimeError outside the lifespan: a fault in the wiring."""
+    service = getattr(request.app.state, "service", None)
+    if not isinstance(service, Service):
+        raise RuntimeError("the service is not started")
+    return service
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+async def read_json(request: Request) -> Any:
+    """Return the body as JSON. Raises InvalidRequest for what is not JSON by the letter of RFC 8259."""
+    body = await request.body()
+    try:
+        return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as cause:
+        raise InvalidRequest(
+            f"the body is not valid JSON: {str(cause)[:200]}",
+            field="body",
+            remedy="send UTF-8 JSON without NaN or Infinity and without a key twice",
+        ) from cause
+
+
+def parse(model: type[Model], value: Any) -> Model:
+    """Return the model. Raises InvalidRequest naming each field that does not fit, and the remedy."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as cause:
+        raise invalid_request(cause, model) from cause
+
+
+def invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
+    """Return the validation failures as one problem, the first of them in front."""
+    errors = []
+    for item in error.errors(include_url=False, include_context=False, include_input=False)[:20]:
+        path = _path(item["loc"])
+        detail = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "value_error" and (named := _NAMED.match(detail)):
+            # A check over several fields says which one it means.
+            path = f"{path}.{named[1]}".removeprefix(".")
+        entry = {"field": path or "body", "detail": detail}
+        if item["type"] == "extra_forbidden":
+            entry["detail"] = "there is no such field"
+            entry["remedy"] = _did_you_mean(item["loc"], model)
+        elif any(tag in item["loc"][-1:] for tag in _TAGS):
+            entry["detail"] = "is neither a decay nor 'off'"
+            entry["remedy"] = "write an object with its strength, such as {'half_life': '180d'}, or 'off'"
+        elif item["type"] in ("model_type", "dict_type"):
+            entry["detail"] = "is not an object"
+            entry["remedy"] = "write a JSON object"
+        elif item["type"] == "missing":
+            entry["detail"] = "is missing"
+            entry["remedy"] = f"give `{path}`"
+        errors.append(entry)
+    first = errors[0]
+    return InvalidRequest(
+        f"{first['field']}: {first['detail']}",
+        field=first["field"],
+        remedy=first.get("remedy"),
+        errors=errors,
+    )
+
+
+_NAMED = re.compile(r"`([a-z_]+(?:(?:\[\])?\.[a-z_]+)*)`")
+
+
+def _path(location: Sequence[int | str]) -> str:
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", part):
+            # A tag of a union, or a caller's key: shortened and kept printable.
+            shown = part.encode("ascii", "backslashreplace").decode()[:60]
+            text += f".{shown}" if not re.search(r"[\[({]", shown) else ""
+        elif part not in _TAGS:
+            text += f".{part}"
+    return text.removeprefix(".")
+
+
+_TAGS = ("_decay", "_off")
+"""Which form of a decay was read: pydantic names it in a location, callers never wrote it."""
+
+
+def _did_you_mean(location: Sequence[int | str], model: type[BaseModel]) -> str:
+    names = _field_names(
+        model, [part for part in location[:-1] if isinstance(part, str) and part not in _TAGS]
+    )
+    close = difflib.get_close_matches(str(location[-1])[:64], names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"the fields here are {', '.join(names)}" if names else "drop it"
+
+
+def _field_names(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    current: type[BaseModel] | None = model
+    for part in path:
+        if current is None:
+            return []
+        known = current.model_fields.get(part)
+        if known is not None:
+            current = _model_in(known.annotation)
+    return [info.alias or name for name, info in current.model_fields.items()] if current is not None else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in get_args(annotation):
+        found = _model_in(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def answer(model: BaseModel, *, status: int = 200) -> Response:
+    """Return the model as JSON. Serialised once, by pydantic; never as FastAPI would, twice."""
+    return Response(model.model_dump_json(by_alias=True), status_code=status, media_type=JSON)
+
+
+def problem(error: HalflifeError, *, request_id: str | None = None) -> Response:
+    """Return the failure in RFC 9457 form. It always encodes, whatever was in the request."""
+    body = error.problem()
+    if request_id is not None:
+        body["request_id"] = request_id
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    return Response(to_json(body), status_code=error.status, media_type=PROBLEM, headers=headers)
+
+
+def to_json(body: Mapping[str, Any]) -> bytes:
+    """Return JSON that any client can decode: ASCII, no NaN."""
+    return json.dumps(body, ensure_ascii=True, allow_nan=False, default=str).encode()
+
+
+# --- search ------------------------------------------------------------------------------------------------------------
+
+
+@router.post("/v1/search", tags=["search"], summary="Search one collection", response_model=SearchResult)
+async def post_search(request: Request) -> Response:
+    """Run one search, a batch of `queries`, or the next page of a `cursor`."""
+    body = await read_json(request)
+    if isinstance(body, dict) and "cursor" in body:
+        return await _page(request, parse(NextPage, body))
+    if isinstance(body, dict) and "queries" in body:
+        return await _batch(request, parse(SearchBatch, body))
+    search = parse(Search, body)
+    [result] = await _search(request, [search], await _collection(request, search.collection))
+    if isinstance(result, HalflifeError):
+        raise result
+    return answer(result)
+
+
+async def _page(request: Request, page: NextPage) -> Response:
+    service = service_of(request)
+    now_ms = to_ms(service.now())
+    name = cursors.unseal(
+        page.cursor, secrets=service.doors.cursor_secrets, now_ms=now_ms, kind="search", caller=""
+    ).collection
+    result = await searching.next_page(
+        page.cursor,
+        collection=await _collection(request, name),
+        doors=service.doors,
+        caller=_caller(request),
+        now_ms=now_ms,
+    )
+    return answer(result)
+
+
+async def _batch(request: Request, batch: SearchBatch) -> Response:
+    shared = dict(batch.model_extra or {})
+    for name in ("query", "query_vector"):
+        if name in shared:
+            raise InvalidRequest(
+                f"`{name}` and `queries` are both given",
+                field=name,
+                remedy=f"put `{name}` into each of `queries`",
+            )
+    parsed: list[Search | HalflifeError] = []
+    for position, given in enumerate(batch.queries):
+        item = given if isinstance(given, dict) else {"query": given}
+        try:
+            if "collection" in item and item["collection"] != shared.get("collection"):
+                raise InvalidRequest(
+                    "the queries of a batch share one collection",
+                    field=f"queries[{position}].collection",
+                    remedy="give `collection` once, beside `queries`",
+                )
+            parsed.append(parse(Search, {**shared, **item}))
+        except InvalidRequest as error:
+            error.members["query"] = position
+            parsed.append(error)
+    searches = [item for item in parsed if isinstance(item, Search)]
+    results: Iterator[SearchResult | HalflifeError] = iter(())
+    if searches:
+        collection = await _collection(request, searches[0].collection)
+        results = iter(await _search(request, searches, collection))
+    elif isinstance(parsed[0], HalflifeError):
+        # Nothing could be run: the fault lies in what they share, or in each of them.
+        parse(Search, {**shared, "query": "x"})
+    entries = []
+    for entry in parsed:
+        outcome: SearchResult | HalflifeError = entry if isinstance(entry, HalflifeError) else next(results)
+        if isinstance(outcome, HalflifeError):
+            entries.append(to_json(outcome.problem()))
+        else:
+            entries.append(outcome.model_dump_json(by_alias=True).encode())
+    return Response(b'{"results":[' + b",".join(entries) + b"]}", media_type=JSON)
+
+
+async def _search(
+    request: Request, searches: Sequence[Search], collection: Collection
+) -> list[SearchResult | HalflifeError]:
+    service = service_of(request)
+    results = await searching.search(
+        searches,
+        collection=collection,
+        doors=service.doors,
+        caller=_caller(request),
+        now_ms=to_ms(service.now()),
+    )
+    for search, result in zip(searches, results, strict=True):
+        if search.touch and not isinstance(result, HalflifeError):
+            service.touches.add(collection, [hit.id for hit in result.hits], result.origin)
+    return results
+
+
+@router.post(
+    "/v1/why", tags=["search"], summary="Why a document is (not) in a result", response_model=WhyResult
+)
+async def post_why(request: Request) -> Response:
+    """Account for one document in a search: rank and factor in each route, and what would bring it onto the page."""
+    asked = parse(Why, await read_json(request))
+    service = service_of(request)
+    result = await whys.why(
+        asked,
+        collection=await _collection(request, asked.collection),
+        doors=service.doors,
+        caller=_caller(request),
+        now_ms=to_ms(service.now()),
+    )
+    return answer(result)
+
+
+def _caller(request: Request) -> searching.Caller:
+    return searching.Caller(request_id=request.state.request_id)
+
+
+async def _collection(request: Request, name: str) -> Collection:
+    service = service_of(request)
+    return (await service.catalog.get(_checked(name))).collection
+
+
+def _checked(name: str) -> str:
+    try:
+        return check_collection(name)
+    except Exception as cause:
+        raise InvalidRequest(str(cause), field="collection") from cause
+
+
+# --- documents -----------------------------------------------------------------------------------------------------------
+
+DOCUMENTS = "/v1/collections/{collection}/documents"
+
+
+@router.post(DOCUMENTS, tags=["documents"], summary="Upsert documents", response_model=BulkResult)
+async def upsert(request: Request, collection: str) -> Response:
+    """Store documents, each on its own: the answer tells what became of every item, in the order sent."""
+    bulk = parse(Upsert, await read_json(request))
+    service = service_of(request)
+    name = _checked(collection)
+    if service.auto_create:
+        known = await service.catalog.ensure(
+            name, CollectionOptions(), dims=service.dims, model=service.model, moment=service.now()
+        )
+    else:
+        known = await service.catalog.get(name)
+    return answer(
+        await service.indexer.upsert(bulk.documents, collection=known.collection, refresh=bulk.refresh)
+    )
+
+
+@router.patch(
+    DOCUMENTS, tags=["documents"], summary="Change fields without embedding", response_model=BulkResult
+)
+async def patch(request: Request, collection: str) -> Response:
+    """Change the named fields of stored documents; text and vectors stay as they are."""
+    changes = parse(PatchDocuments, await read_json(request))
+    target = await _collection(request, collection)
+    service = service_of(request)
+    return answer(await service.indexer.patch(changes.documents, collection=target, refresh=changes.refresh))
+
+
+@router.post(
+    DOCUMENTS + "/delete", tags=["documents"], summary="Delete by ids or filter", response_model=Deletion
+)
+async def delete_many(request: Request, collection: str) -> Response:
+    """Delete the named documents, those that a filter matches, or all of them."""
+    wanted = parse(DeleteDocuments, await read_json(request))
+    target = await _collection(request, collection)
+    service = service_of(request)
+    if wanted.ids is not None:
+        result = await service.indexer.delete_ids(wanted.ids, collection=target, refresh=wanted.refresh)
+        return answer(_deletion(result))
+    clauses = compile_filter(wanted.filter, declared=target.declared) if wanted.filter else []
+    gone = await service.indexer.delete_matching(clauses, collection=target, refresh=wanted.refresh)
+    return answer(Deletion(deleted=gone.deleted, items=gone.failures, failed=len(gone.failures)))
+
+
+def _deletion(result: BulkResult) -> Deletion:
+    deleted = sum(item.status == "deleted" for item in result.items)
+    return Deletion(deleted=deleted, items=result.items, failed=result.failed)
+
+
+@router.get(DOCUMENTS, tags=["documents"], summary="List documents by id", response_model=DocumentPage)
+async def list_documents(
+    request: Request,
+    collection: str,
+    size: int = Query(100, ge=1, le=1000, description="Documents on one page."),
+    where: str | None = Query(
+        None, alias="filter", description="A filter as JSON, as in a search.", max_length=20_000
+    ),
+    cursor: str | None = Query(None, description="The cursor of the page before.", max_length=65_536),
+) -> Response:
+    """List stored documents in the order of their ids, from one point in time over all pages."""
+    service = service_of(request)
+    target = await _collection(request, collection)
+    now_ms = to_ms(service.now())
+    after: str | None = None
+    pit: str | None = None
+    if cursor is not None:
+        if where is not None:
+            raise InvalidRequest("a cursor carries its filter", field="filter", remedy="give `cursor` alone")
+        held = cursors.unseal(
+            cursor,
+            secrets=service.doors.cursor_secrets,
+            now_ms=now_ms,
+            kind="list",
+            caller="",
+            collection=target.name,
+        )
+        wanted = held.request.get("filter")
+        size, after, pit = held.top_k, (held.after or [None])[0], held.pit_id
+    else:
+        wanted = None if where is None else _filter(where)
+    clauses = compile_filter(wanted, declared=target.declared) if wanted else []
+    page = await service.indexer.list_documents(
+        clauses, collection=target, size=size, after=after, pit=pit, keep_alive_s=LIST_KEEP_ALIVE_S
+    )
+    following = None
+    if page.after is not None:
+        following = cursors.seal(
+            cursors.CursorPayload(
+                kind="list", collection=target.name, caller="", origin_ms=now_ms, pit_id=page.pit, top_k=size,
+                after=[page.after], request={"filter": wanted}, issued_ms=now_ms,
+                expires_ms=now_ms + int(LIST_KEEP_ALIVE_S * 1000),
+            ),
+            secrets=service.doors.cursor_secrets,
+        )  # fmt: skip
+    return answer(DocumentPage(documents=page.documents, total=page.total, cursor=following))
+
+
+def _filter(text: str) -> dict[str, Any]:
+    try:
+        value = jiter.from_json(
+            text.encode("utf-8", "replace"), allow_inf_nan=False, catch_duplicate_keys=True
+        )
+    except ValueError as cause:
+        raise InvalidRequest(f"the filter is not JSON: {str(cause)[:200]}", field="filter") from cause
+    if not isinstance(value, dict):
+        raise InvalidRequest("a filter is an object", field="filter", remedy='such as {"lang": "en"}')
+    return value
+
+
+@router.get(
+    DOCUMENTS + "/{document_id:path}",
+    tags=["documents"],
+    summary="Get a document",
+    response_model=StoredDocument,
+)
+async def get_document(request: Request, collection: str, document_id: str) -> Response:
+    """Return one document as stored, in real time: also before searches see it."""
+    target = await _collection(request, collection)
+    [found] = await service_of(request).indexer.get([document_id], collection=target)
+    if found is None:
+        raise NotFound(f"there is no document with this id in '{target.name}'", field="id")
+    return answer(found)
+
+
+@router.delete(
+    DOCUMENTS + "/{document_id:path}",
+    tags=["documents"],
+    summary="Delete a document",
+    response_model=Deletion,
+)
+async def delete_document(
+    request: Request,
+    collection: str,
+    document_id: str,
+    refresh: str = Query("false", pattern="^(false|true|wait_for)$"),
+) -> Response:
+    """Delete one document; 404 if there is none."""
+    target = await _collection(request, collection)
+    asked = parse(DeleteDocuments, {"ids": [document_id], "refresh": refresh})
+    result = await service_of(request).indexer.delete_ids(
+        asked.ids or [], collection=target, refresh=asked.refresh
+    )
+    if result.items[0].status == "not_found":
+        raise NotFound(f"there is no document with this id in '{target.name}'", field="id")
+    return answer(_deletion(result))
+
+
+# --- collections -----------------------------------------------------------------------------------------------------------
+
+
+@router.get(
+    "/v1/collections", tags=["collections"], summary="List collections", response_model=list[Collection]
+)
+async def list_collections(request: Request) -> Response:
+    """Return every collection of this cluster."""
+    found = await catalog.list_collections(service_of(request).doors.cluster)
+    return Response(
+        b"[" + b",".join(item.model_dump_json().encode() for item in found) + b"]", media_type=JSON
+    )
+
+
+@router.put(
+    "/v1/collections/{collection}",
+    tags=["collections"],
+    summary="Create a collection",
+    response_model=Collection,
+)
+async def create_collection(request: Request, collection: str) -> Response:
+    """Create a collection with options; the same options again change nothing, others are a conflict."""
+    body = await request.body()
+    options = parse(CollectionOptions, await read_json(request) if body.strip() else {})
+    service = service_of(request)
+    name = _checked(collection)
+    made = await catalog.create(
+        service.doors.cluster, name, options, dims=service.dims, model=service.model, moment=service.now()
+    )
+    service.catalog.forget(name)
+    return answer(made)
+
+
+@router.get(
+    "/v1/collections/{collection}",
+    tags=["collections"],
+    summary="Describe a collection",
+    response_model=Collection,
+)
+async def get_collection(request: Request, collection: str) -> Response:
+    """Return what a collection is."""
+    return answer(await _collection(request, collection))
+
+
+@router.delete(
+    "/v1/collections/{collection}", tags=["collections"], summary="Delete a collection", status_code=204
+)
+async def delete_collection(
+    request: Request,
+    collection: str,
+    confirm: str | None = Query(None, description="The collection's name again: this can't be undone."),
+) -> Response:
+    """Delete a collection with all its documents."""
+    name = _checked(collection)
+    if confirm != name:
+        raise InvalidRequest(
+            "deleting a collection deletes all its documents", field="confirm", remedy=f"add ?confirm={name}"
+        )
+    await service_of(request).catalog.delete(name)
+    return Response(status_code=204)
+
+
+# --- health --------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/livez", tags=["health"], summary="Is the process alive")
+async def livez() -> Response:
+    """Answer at once, asking nobody."""
+    return Response(b'{"status":"alive"}', media_type=JSON)
+
+
+@router.get("/readyz", tags=["health"], summary="Can it serve")
+async def readyz(request: Request) -> Response:
+    """Ask the cluster and the embedder; 503 if a search could not be answered in full."""
+    service = service_of(request)
+    checks: dict[str, Any] = {}
+    for name, check in (("elasticsearch", _check_cluster), ("embedder", _check_embedder)):
+        begun = time.monotonic()
+        try:
+            checks[name] = {"status": "ok", **await check(service)}
+        except HalflifeError as error:
+            checks[name] = {"status": "failed", "reason": error.detail, "remedy": error.remedy}
+        checks[name]["took_ms"] = round((time.monotonic() - begun) * 1000)
+    ready = service.ready and all(item["status"] == "ok" for item in checks.values())
+    body = {"status": "ready" if ready else "not ready", "checks": checks}
+    return Response(to_json(body), status_code=200 if ready else 503, media_type=JSON)
+
+
+async def _check_cluster(service: Service) -> dict[str, Any]:
+    info = await service.doors.cluster.info(timeout_s=3)
+    health = await service.doors.cluster.health(timeout_s=3)
+    return {"version": info.version, "cluster": info.name, "health": health.get("status")}
+
+
+async def _check_embedder(service: Service) -> dict[str, Any]:
+    return {"dims": await service.doors.embedder.check(), "model": service.model}
+
+
+# --- failures ------------------------------------------------------------------------------------------------------------
+
+
+class _Framework(HalflifeError):
+    """What the framework itself refused, in our form."""
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Turn every failure, the framework's included, into problem details."""
+
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HalflifeError)
+        return problem(error, request_id=_request_id(request))
+
+    async def framework(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        made = _Framework(str(error.detail), remedy=_FRAMEWORK_REMEDIES.get(error.status_code))
+        body = {
+            **made.problem(),
+            "type": "about:blank",
+            "title": str(error.detail),
+            "status": error.status_code,
+        }
+        body["request_id"] = _request_id(request)
+        return Response(
+            to_json(body),
+            status_code=error.status_code,
+            media_type=PROBLEM,
+            headers=dict(error.headers or {}),
+        )
+
+    async def parameters(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        item = error.errors()[0]
+        name = _path([part for part in item["loc"] if part not in ("query", "path")])
+        made = InvalidRequest(f"{name}: {item['msg']}", field=name, remedy="see /docs for its range")
+        return problem(made, request_id=_request_id(request))
+
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        made = HalflifeError("something went wrong on our side", remedy="report it with this request_id")
+        return problem(made, request_id=_request_id(request))
+
+    app.add_exception_handler(HalflifeError, ours)
+    app.add_exception_handler(HTTPException, framework)
+    app.add_exception_handler(RequestValidationError, parameters)
+    app.add_exception_handler(Exception, unforeseen)
+
+
+_FRAMEWORK_REMEDIES = {404: "see /docs for what there is", 405: "see /docs for the methods of this path"}
+
+
+def _request_id(request: Request) -> str | None:
+    return getattr(request.state, "request_id", None)

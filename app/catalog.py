@@ -1,0 +1,520 @@
+"""Collections: their templates, how they are made, found, checked and deleted.
+
+Owns the shape of a collection's index and which aliases lead to it. Writes no document and runs no search. That a
+collection has one index is the cluster's own guarantee, not a check of ours: its read alias is a write index, and
+the master refuses an index that would be a second one.
+"""
+
+import asyncio
+import copy
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources import files
+from typing import Any, cast, get_args
+
+from app import fields, names
+from app.elastic import Cluster
+from app.errors import ClusterRejected, ClusterUnavailable, Conflict, HalflifeError, NotFound, SchemaMismatch
+from app.models import Collection, CollectionOptions, DeclaredType, Similarity
+
+Json = dict[str, Any]
+
+COMPONENTS = ("halflife-settings", "halflife-mappings")
+MAPPINGS = "halflife-mappings"
+INDEX_TEMPLATE = "halflife-collections"
+TOMBSTONES_HIDDEN: Json = {"bool": {"must_not": [{"term": {fields.DELETED: True}}]}}
+"""The read alias' filter; every route, kNN included, sees the collection through it."""
+
+_DECLARED: dict[DeclaredType, Json] = {
+    "long": {"type": "long"},
+    "double": {"type": "double"},
+    "boolean": {"type": "boolean"},
+    "date": {"type": "date", "format": "strict_date_optional_time||epoch_millis"},
+    # 8191 characters of four bytes are the longest that Lucene takes as one term.
+    "keyword": {"type": "keyword", "ignore_above": 8191},
+}
+_REINDEX = "reindex the collection into a new index (`halflife reindex`)"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTarget:
+    """An alias that every write of the current generation goes to, and the index behind it."""
+
+    alias: str
+    index: str
+    generation: int
+    slot: names.Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A collection and where it is written to: one target, or two while a reindex runs or can be rolled back."""
+
+    collection: Collection
+    targets: tuple[WriteTarget, ...]
+
+
+# --- templates -----------------------------------------------------------------------------------------------------
+
+
+def shipped(name: str) -> Json:
+    """Return a template as the file in `es_mappings/` has it."""
+    return cast(Json, json.loads(files("es_mappings").joinpath(f"{name}.json").read_text("utf-8")))
+
+
+def templates(*, dims: int, similarity: Similarity = "cosine") -> dict[str, Json]:
+    """Return name -> body of all templates, components first, with the vectors' dims and similarity laid over."""
+    bodies = {name: shipped(name) for name in (*COMPONENTS, INDEX_TEMPLATE)}
+    _embedding(bodies[MAPPINGS]["template"]["mappings"]).update(dims=dims, similarity=similarity)
+    for body in bodies.values():
+        body["_meta"]["halflife"]["digest"] = _digest(body)
+    return bodies
+
+
+async def install_templates(cluster: Cluster, *, dims: int, similarity: Similarity = "cosine") -> list[str]:
+    """Create or upgrade the templates and return the names of those written; none when all are as wanted.
+
+    Any number of services may do so at once. What an operator wants otherwise goes into a component template named
+    `halflife@custom`, which ours never touch. Raises SchemaMismatch, and writes nothing, if a newer Halflife
+    installed any of them.
+    """
+    wanted = templates(dims=dims, similarity=similarity)
+    stale: list[str] = []
+    for name, body in wanted.items():
+        found = await (
+            cluster.get_index_template(name)
+            if name == INDEX_TEMPLATE
+            else cluster.get_component_template(name)
+        )
+        version = (found or {}).get("version")
+        if isinstance(version, int) and version > body["version"]:
+            raise SchemaMismatch(
+                f"the template {name} in the cluster has version {version}, this service brings {body['version']}",
+                remedy="a newer Halflife uses this cluster: upgrade this service, or give it a cluster of its own",
+            )
+        meta = (found or {}).get("_meta", {}).get("halflife", {})
+        if (
+            found is None
+            or version != body["version"]
+            or meta.get("digest") != body["_meta"]["halflife"]["digest"]
+        ):
+            stale.append(name)
+    for name in stale:
+        if name == INDEX_TEMPLATE:
+            await _put_index_template(cluster, wanted[name])
+        else:
+            await cluster.put_component_template(name, wanted[name])
+    return stale
+
+
+async def _put_index_template(cluster: Cluster, body: Json) -> None:
+    try:
+        await cluster.put_index_template(INDEX_TEMPLATE, body)
+    except ClusterRejected as error:
+        if "same priority" in error.detail:
+            raise SchemaMismatch(
+                error.detail,
+                remedy=f"another index template claims {', '.join(body['index_patterns'])} with priority "
+                f"{body['priority']}: delete it or give it another priority",
+            ) from error
+        raise
+
+
+async def verify(cluster: Cluster, *, dims: int, model: str | None = None) -> list[Collection]:
+    """Check what a new collection would get and every collection there is; return the collections, by name.
+
+    Raises SchemaMismatch with the remedy at the first that does not fit: a template that another one shadows, an
+    index with a field missing or of another type, vectors of the configured model with other dims.
+    """
+    probe = f"{names.PREFIX}verify-00000000000000000"
+    template = await cluster.simulate_index(probe)
+    check_mapping(
+        template.get("mappings", {}), where="what the index templates give a new collection", of_template=True
+    )
+    known = await list_collections(cluster)
+    for collection in known:
+        if collection.model is not None and collection.model == model:
+            check_compatible(collection, dims=dims)
+    return known
+
+
+# --- collections ---------------------------------------------------------------------------------------------------
+
+
+def index_body(
+    name: str, options: CollectionOptions, *, dims: int, model: str | None, slot_aliases: Mapping[str, Json]
+) -> Json:
+    """Return the create-index body of a collection: what it adds to the templates, and its aliases."""
+    settings: Json = {}
+    if "shards" in options.model_fields_set:
+        settings["number_of_shards"] = options.shards
+    if options.replicas is not None:
+        settings.update(number_of_replicas=options.replicas, auto_expand_replicas="false")
+    embedding = copy.deepcopy(_embedding(shipped(MAPPINGS)["template"]["mappings"]))
+    embedding.update(dims=dims, similarity=options.similarity)
+    declared = {key: _DECLARED[kind] for key, kind in sorted(options.declared.items())}
+    meta = {
+        "template_version": shipped(MAPPINGS)["version"],
+        "collection": name,
+        "dims": dims,
+        "similarity": options.similarity,
+        "model": model,
+        "declared": dict(sorted(options.declared.items())),
+    }
+    mappings: Json = {
+        "_meta": {"halflife": meta},
+        "properties": {
+            fields.CHUNKS: {
+                "type": "nested",
+                "dynamic": "strict",
+                "properties": {_leaf(fields.EMBEDDING): embedding},
+            },
+            fields.DECLARED: {"type": "object", "dynamic": "strict", "properties": declared},
+        },
+    }
+    body: Json = {"mappings": mappings, "aliases": dict(slot_aliases)}
+    if settings:
+        body["settings"] = {"index": settings}
+    return body
+
+
+def first_aliases(name: str) -> dict[str, Json]:
+    """Return the aliases that the first index of a collection is born with."""
+    return {names.read_alias(name): read_alias_properties(), names.write_alias(name, 1): {}}
+
+
+def read_alias_properties() -> Json:
+    """Return the read alias' properties, as create-index and `_aliases` take them.
+
+    `is_write_index` is what keeps two creators from making two indices; a swap must carry it over.
+    """
+    return {"filter": copy.deepcopy(TOMBSTONES_HIDDEN), "is_write_index": True}
+
+
+async def create(
+    cluster: Cluster, name: str, options: CollectionOptions, *, dims: int, model: str | None, moment: datetime
+) -> Collection:
+    """Make the collection, or return it if it is there already as wanted.
+
+    `dims` are the embedder's; `options.dims` outranks them. `moment` names the index. However many creators run at
+    once, one index is made and all return it. Raises Conflict if the collection exists with other options,
+    SchemaMismatch if something else has its name or the templates are missing.
+    """
+    dims = options.dims or dims
+    body = index_body(name, options, dims=dims, model=model, slot_aliases=first_aliases(name))
+    index = names.index_name(name, moment)
+    try:
+        found = await _create_once(cluster, name, index, body)
+    except SchemaMismatch:
+        # Most likely someone deleted the templates while this service ran.
+        if not await install_templates(cluster, dims=dims, similarity=options.similarity):
+            raise
+        found = await _create_once(cluster, name, index, body)
+    _check_same(found.collection, options, dims=dims)
+    return found.collection
+
+
+async def _create_once(cluster: Cluster, name: str, index: str, body: Json) -> Known:
+    """Create the index, or find the one that is there; an index of ours that came out wrong is deleted again."""
+    try:
+        await cluster.create_index(index, body)
+    except (ClusterRejected, ClusterUnavailable, Conflict) as error:
+        # Someone else was first, or the answer got lost on its way: what stands in the cluster decides.
+        return await _found(cluster, name, instead_of=error)
+    try:
+        return await get(cluster, name)
+    except SchemaMismatch:
+        await cluster.delete_indices([index])
+        raise
+
+
+async def _found(cluster: Cluster, name: str, *, instead_of: HalflifeError) -> Known:
+    try:
+        return await get(cluster, name)
+    except NotFound:
+        raise instead_of from None
+
+
+async def get(cluster: Cluster, name: str) -> Known:
+    """Return the collection and its write targets, checked. Raises NotFound or SchemaMismatch."""
+    read = names.read_alias(name)
+    aliases = await cluster.resolve_aliases(read, names.index_pattern(name))
+    if read not in aliases:
+        if read in await cluster.resolve_index(read):
+            raise SchemaMismatch(
+                f"`{read}` is an index; Halflife needs that name for the alias of the collection `{name}`",
+                remedy=f"copy what you need out of the index and delete it (DELETE {read}), or choose another collection",
+            )
+        raise NotFound(
+            f"there is no collection `{name}`", remedy=f"create it with PUT /v1/collections/{name}"
+        )
+    if len(aliases[read]) != 1:
+        raise SchemaMismatch(
+            f"the alias `{read}` leads to {len(aliases[read])} indices: {', '.join(sorted(aliases[read]))}",
+            remedy="remove it from all but the current one with POST /_aliases",
+        )
+    [(index, properties)] = aliases[read].items()
+    if "filter" not in properties:
+        raise SchemaMismatch(
+            f"the alias `{read}` has no filter, so deleted documents would be found",
+            remedy=f"add it again with POST /_aliases and {json.dumps({'filter': TOMBSTONES_HIDDEN})}",
+        )
+    mapping = (await cluster.get_mapping(index))[index]
+    return Known(read_collection(name, index, mapping), _targets(name, aliases))
+
+
+def _targets(name: str, aliases: Mapping[str, Mapping[str, Json]]) -> tuple[WriteTarget, ...]:
+    """Return the write targets of the newest generation."""
+    targets: list[WriteTarget] = []
+    for alias, indices in aliases.items():
+        parsed = names.parse_write_alias(alias)
+        if parsed is None or parsed[0] != name:
+            continue
+        if len(indices) != 1:
+            raise SchemaMismatch(
+                f"the write alias `{alias}` leads to {len(indices)} indices: {', '.join(sorted(indices))}",
+                remedy="remove it from all but one with POST /_aliases",
+            )
+        targets.append(WriteTarget(alias, next(iter(indices)), parsed[1], parsed[2]))
+    if not targets:
+        raise SchemaMismatch(
+            f"the collection `{name}` has no write alias",
+            remedy=f"add `{names.write_alias(name, 1)}` to its index with POST /_aliases",
+        )
+    newest = max(target.generation for target in targets)
+    return tuple(sorted((t for t in targets if t.generation == newest), key=lambda target: target.slot))
+
+
+async def list_collections(cluster: Cluster) -> list[Collection]:
+    """Return all collections by name, checked. Raises SchemaMismatch at the first that is not as it should be."""
+    aliases = await cluster.resolve_aliases(f"{names.PREFIX}*")
+    found = sorted(name for alias in aliases if (name := names.parse_read_alias(alias)) is not None)
+    collections: list[Collection] = []
+    for name in found:
+        try:
+            collections.append((await get(cluster, name)).collection)
+        except NotFound:  # deleted since
+            continue
+    return collections
+
+
+async def delete(cluster: Cluster, name: str) -> list[str]:
+    """Delete the collection with every index it has, in one step, and return their names. Raises NotFound."""
+    aliases = await cluster.resolve_aliases(names.read_alias(name), names.index_pattern(name))
+    concrete = set(await cluster.resolve_index(names.index_pattern(name)))
+    doomed = sorted(index for index in concrete if names.collection_of(index) == name)
+    if names.read_alias(name) not in aliases and not doomed:
+        raise NotFound(f"there is no collection `{name}`")
+    await cluster.delete_indices(doomed)
+    return doomed
+
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+
+def read_collection(name: str, index: str, mapping: Mapping[str, Any]) -> Collection:
+    """Return what a collection's mapping says about it; raise SchemaMismatch if it is not one of ours or lacks a field."""
+    check_mapping(mapping, where=f"the index {index}")
+    meta = mapping["_meta"]["halflife"]
+    embedding = _embedding(mapping)
+    return Collection(
+        name=name,
+        index=index,
+        dims=embedding["dims"],
+        similarity=embedding.get("similarity", "cosine"),
+        declared=meta.get("declared", {}),
+        model=meta.get("model"),
+        template_version=meta["template_version"],
+    )
+
+
+def check_mapping(mapping: Mapping[str, Any], *, where: str, of_template: bool = False) -> None:
+    """Raise SchemaMismatch, naming the field, unless the mapping has all that this service reads and writes."""
+    remedy = (
+        "another index template may shadow ours: see GET /_index_template, and give ours the highest priority"
+        if of_template
+        else f"{_REINDEX}, or delete the collection if it holds nothing you need"
+    )
+    wanted = shipped(MAPPINGS)["template"]["mappings"]
+    version = mapping.get("_meta", {}).get("halflife", {}).get("template_version")
+    if not isinstance(version, int):
+        raise SchemaMismatch(f"{where} was not made by Halflife: `_meta.halflife` is missing", remedy=remedy)
+    if version > wanted["_meta"]["halflife"]["template_version"]:
+        raise SchemaMismatch(
+            f"{where} was made by a newer Halflife (template version {version})",
+            remedy="upgrade this service",
+        )
+    if str(mapping.get("dynamic")) != "strict":
+        raise SchemaMismatch(
+            f"{where}: `dynamic` is {mapping.get('dynamic', 'true')!r}, not 'strict'",
+            field="dynamic",
+            remedy=remedy if of_template else 'set it with PUT <index>/_mapping {"dynamic": "strict"}',
+        )
+    _check_fields(wanted["properties"], mapping.get("properties", {}), "", where, remedy)
+    embedding = _embedding(mapping)
+    dims = mapping["_meta"]["halflife"].get("dims", embedding.get("dims"))
+    if embedding.get("dims") != dims:
+        raise SchemaMismatch(
+            f"{where}: `{fields.EMBEDDING}` has {embedding.get('dims')} dims, its `_meta` says {dims}",
+            field=fields.EMBEDDING,
+            remedy=remedy,
+        )
+    declared = mapping["_meta"]["halflife"].get("declared", {})
+    typed = mapping.get("properties", {}).get(fields.DECLARED, {}).get("properties", {})
+    for key, kind in declared.items():
+        if typed.get(key, {}).get("type") != kind:
+            raise SchemaMismatch(
+                f"{where}: the declared field `{key}` is {typed.get(key, {}).get('type', 'not mapped')}, not {kind}",
+                field=f"{fields.DECLARED}.{key}",
+                remedy=remedy,
+            )
+
+
+def _check_fields(
+    wanted: Mapping[str, Any], found: Mapping[str, Any], path: str, where: str, remedy: str
+) -> None:
+    for name, body in wanted.items():
+        full = f"{path}{name}"
+        has = found.get(name)
+        if has is None:
+            raise SchemaMismatch(f"{where}: the field `{full}` is missing", field=full, remedy=remedy)
+        for key in ("type", "analyzer", "search_analyzer", "dynamic"):
+            expected, actual = body.get(key), has.get(key)
+            # An object field carries no `type` when Elasticsearch shows it.
+            if key == "type" and expected == "object":
+                continue
+            if expected is not None and str(actual) != str(expected):
+                raise SchemaMismatch(
+                    f"{where}: the field `{full}` has {key} {actual!r}, not {expected!r}",
+                    field=full,
+                    remedy=remedy,
+                )
+        if body.get("type") == "dense_vector" and has.get("index") is False:
+            raise SchemaMismatch(f"{where}: the field `{full}` is not indexed", field=full, remedy=remedy)
+        _check_fields(body.get("properties", {}), has.get("properties", {}), f"{full}.", where, remedy)
+        _check_fields(body.get("fields", {}), has.get("fields", {}), f"{full}.", where, remedy)
+
+
+def check_compatible(collection: Collection, *, dims: int, model: str | None = None) -> str | None:
+    """Raise SchemaMismatch if vectors of `dims` don't fit the collection; return a warning if another model made its own."""
+    if collection.dims != dims:
+        raise SchemaMismatch(
+            f"the collection `{collection.name}` holds vectors of {collection.dims} dims, the embedder makes {dims}",
+            field=fields.EMBEDDING,
+            remedy=f"configure the model it was made with ({collection.model or 'unknown'}), or {_REINDEX} with the new one",
+        )
+    if model is not None and collection.model is not None and collection.model != model:
+        return (
+            f"the collection `{collection.name}` was embedded with {collection.model}, the embedder is {model}: "
+            "unless these are two names of one model, vectors are compared that have nothing in common"
+        )
+    return None
+
+
+def _check_same(collection: Collection, options: CollectionOptions, *, dims: int) -> None:
+    """Raise Conflict unless the collection is as the options want it; what they leave open fits."""
+    wanted: Json = {"declared": dict(options.declared), "similarity": options.similarity, "dims": dims}
+    found: Json = {
+        "declared": collection.declared,
+        "similarity": collection.similarity,
+        "dims": collection.dims,
+    }
+    for field in ("dims", "similarity", "declared"):
+        if field in options.model_fields_set and wanted[field] != found[field]:
+            raise Conflict(
+                f"the collection `{collection.name}` exists with {field} {found[field]!r}, not {wanted[field]!r}",
+                field=field,
+                remedy=f"leave `{field}` as it is, or {_REINDEX}",
+            )
+
+
+# --- a memory of it ------------------------------------------------------------------------------------------------
+
+
+class Catalog:
+    """Collections by name, remembered for a few seconds so that a request doesn't pay two round trips for them.
+
+    A stale entry is harmless: readers go through the alias, and a writer of an old generation is turned away by the
+    cluster and asks again with `fresh=True`.
+    """
+
+    def __init__(
+        self, cluster: Cluster, *, ttl_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster = cluster
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._known: dict[str, tuple[float, Known]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def get(self, name: str, *, fresh: bool = False) -> Known:
+        """Return the collection and its write targets. Raises NotFound or SchemaMismatch."""
+        asked = self._clock()
+        if not fresh and (known := self._remembered(name, asked - self._ttl_s)):
+            return known
+        # Of those who ask at the same time one looks, the others take what it found.
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        try:
+            async with lock:
+                if known := self._remembered(name, asked if fresh else asked - self._ttl_s):
+                    return known
+                began = self._clock()
+                known = await get(self._cluster, name)
+                self._known[name] = (began, known)
+                return known
+        except HalflifeError:
+            self.forget(name)
+            raise
+        finally:
+            if not lock.locked() and name not in self._known:
+                # Names that callers made up must not pile up.
+                self._locks.pop(name, None)
+
+    async def ensure(
+        self, name: str, options: CollectionOptions, *, dims: int, model: str | None, moment: datetime
+    ) -> Known:
+        """Return the collection, making it first if it is not there."""
+        try:
+            return await self.get(name)
+        except NotFound:
+            await create(self._cluster, name, options, dims=dims, model=model, moment=moment)
+            return await self.get(name, fresh=True)
+
+    async def delete(self, name: str) -> list[str]:
+        """Delete the collection and return the names of its indices. Raises NotFound."""
+        try:
+            return await delete(self._cluster, name)
+        finally:
+            self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Look at the cluster the next time."""
+        self._known.pop(name, None)
+
+    def _remembered(self, name: str, since: float) -> Known | None:
+        entry = self._known.get(name)
+        return entry[1] if entry is not None and entry[0] >= since else None
+
+
+# --- small change --------------------------------------------------------------------------------------------------
+
+
+def _embedding(mapping: Mapping[str, Any]) -> Json:
+    """Return the vector field's part of a mapping."""
+    chunks, leaf = fields.EMBEDDING.split(".")
+    return cast(Json, mapping["properties"][chunks]["properties"][leaf])
+
+
+def _leaf(path: str) -> str:
+    return path.rsplit(".", 1)[-1]
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+
+assert set(_DECLARED) == set(get_args(DeclaredType))

@@ -1,0 +1,214 @@
+"""Time decay: from what a caller wrote to what Elasticsearch takes, and the closed formula beside it.
+
+Pure: the origin comes in. The cluster computes every factor that ranks; `factor` says what it must be, for
+explanations and for the tests that hold the two together.
+"""
+
+import math
+from typing import Any, Final
+
+from app import fields
+from app.errors import InvalidRequest
+from app.models import STRENGTHS, Decay, DecayStrength, ResolvedDecay
+from app.times import DAY_MS, HOUR_MS, LONGEST_MS, format_duration, format_instant, from_ms
+
+DEFAULT_FLOOR: Final = 0.5
+DEFAULT_VECTOR_FLOOR: Final = 0.9
+"""Cosine scores crowd into a narrow band ((1 + cos)/2, most of it between 0.85 and 0.95), so the factor that
+suits BM25 would turn a vector route into a date sort. Of the pairs measured on rfc_en and chronoqa_zh, 0.5 and
+0.9 lifted currency most (0.11 to 0.63) for the loss they cost; see DECISIONS.md."""
+
+
+def merge(base: Decay, override: DecayStrength | None) -> Decay:
+    """Return the base with the override's given fields laid over it; a given strength replaces the base's."""
+    if override is None:
+        return base
+    laid = {
+        name: getattr(override, name)
+        for name in override.model_fields_set
+        if getattr(override, name) is not None
+    }
+    kept = {name: getattr(base, name) for name in base.model_fields_set if getattr(base, name) is not None}
+    if any(name in laid for name in STRENGTHS):
+        for name in (*STRENGTHS, "decay"):
+            kept.pop(name, None)
+    merged = base.model_copy(update={**dict.fromkeys((*STRENGTHS, "decay")), **kept, **laid})
+    if merged.kind == "gauss" and (merged.rate is not None or merged.hourly_loss is not None):
+        raise InvalidRequest(
+            "the route's decay is gauss, but the request's strength is a constant rate, which gauss does not have",
+            field="routes.decay.kind",
+            remedy="give the route a `half_life` or a `scale` with `decay`",
+        )
+    if merged.kind == "linear" and merged.hourly_loss is not None:
+        raise InvalidRequest(
+            "the route's decay is linear, but the request's strength is `hourly_loss`, which compounds",
+            field="routes.decay.kind",
+            remedy="give the route a `rate`, a `half_life` or a `scale` with `decay`",
+        )
+    return merged
+
+
+def resolve(decay: Decay, *, default_floor: float) -> ResolvedDecay:
+    """Return the decay with every spelling turned into scale and decay, without loss.
+
+    `half_life` h is decay 0.5 at scale h. `rate` r per day: exp is e^(-r*s) at a scale s of about 1/r, linear
+    is 1 - r*s at a scale of about 0.5/r. `hourly_loss` p is 1-p at a scale of one hour (LangChain's
+    `(1 - decay_rate)^hours`); 0 loses nothing and 1 loses all at once.
+    """
+    floor = default_floor if decay.floor is None else decay.floor
+    shape, scale_ms, at_scale = _strength(decay)
+    return ResolvedDecay(
+        shape=shape,
+        scale_ms=scale_ms,
+        decay=at_scale,
+        offset_ms=decay.offset or 0,
+        field=decay.field or "creation_time",
+        floor=floor,
+        missing=floor if decay.missing is None else decay.missing,
+        future=decay.future or "clamp",
+    )
+
+
+def _strength(decay: Decay) -> tuple[Any, int, float]:
+    kind = decay.kind or "exp"
+    if decay.half_life is not None:
+        return kind, decay.half_life, 0.5
+    if decay.scale is not None:
+        return kind, decay.scale, 0.5 if decay.decay is None else decay.decay
+    if decay.hourly_loss is not None:
+        if decay.hourly_loss == 0:
+            return "none", HOUR_MS, 0.5
+        if decay.hourly_loss == 1:
+            return "step", HOUR_MS, 0.5
+        return kind, HOUR_MS, 1 - decay.hourly_loss
+    rate = decay.rate or 0.0
+    if kind == "linear":
+        scale_ms = _whole(0.5 * DAY_MS / rate)
+        at_scale = 1 - rate * scale_ms / DAY_MS
+    else:
+        scale_ms = _whole(DAY_MS / rate)
+        at_scale = math.exp(-rate * scale_ms / DAY_MS)
+    if not 0 < at_scale < 1:
+        raise InvalidRequest(
+            f"a rate of {rate:g} per day is outside what Elasticsearch's decay can express",
+            field="decay.rate",
+            remedy="use a rate between 1e-9 and 1e8 per day, or a half_life",
+        )
+    return kind, scale_ms, at_scale
+
+
+def _whole(ms: float) -> int:
+    return max(1, min(round(ms), LONGEST_MS))
+
+
+def shape_factor(decay: ResolvedDecay, age_ms: int) -> float:
+    """Return the decay at an age of zero or more milliseconds, before the floor: 1 at age 0, never below 0.
+
+    With x = max(0, age - offset)/scale and d the decay at scale: exp d^x, gauss d^(x^2), linear
+    max(0, 1 - (1-d)*x); the formulas of Elasticsearch's function_score documentation.
+    """
+    beyond = max(0, age_ms - decay.offset_ms)
+    if decay.shape == "none" or beyond == 0:
+        return 1.0
+    if decay.shape == "step":
+        return 0.0
+    x = beyond / decay.scale_ms
+    if decay.shape == "linear":
+        return max(0.0, 1 - (1 - decay.decay) * x)
+    return math.exp(math.log(decay.decay) * (x if decay.shape == "exp" else x * x))
+
+
+def factor(decay: ResolvedDecay, *, origin_ms: int, moment_ms: int | None, evergreen: bool) -> float:
+    """Return what time multiplies into a document's score: floor + (1-floor)*decay, in [0, 1]."""
+    if evergreen:
+        return 1.0
+    if moment_ms is None:
+        return decay.missing
+    age_ms = origin_ms - moment_ms
+    if age_ms < 0 and decay.future == "clamp":
+        return 1.0
+    return decay.floor + (1 - decay.floor) * shape_factor(decay, abs(age_ms))
+
+
+def functions(decay: ResolvedDecay, *, origin_ms: int) -> list[dict[str, Any]]:
+    """Return function_score functions with disjoint filters, to be summed and multiplied into the score.
+
+    Exactly one kind of document matches each group: dated and decaying, exempt (evergreen, or in a clamped
+    future), undated. Elasticsearch alone would give an undated document factor 1, as if brand new, and let a
+    future date decay; the filters are what makes both a choice.
+    """
+    origin = format_instant(from_ms(origin_ms))
+    evergreen = {"term": {fields.EVERGREEN: True}}
+    dated = {"exists": {"field": decay.field}}
+    future = {"range": {decay.field: {"gt": origin}}}
+    clamp = decay.future == "clamp"
+    decaying = {"range": {decay.field: {"lte": origin}}} if clamp else dated
+    aging = {"bool": {"filter": [decaying], "must_not": [evergreen]}}
+    if decay.shape == "none":
+        lossless = {"filter": aging, "weight": 1.0}
+        groups = [lossless]
+    elif decay.shape == "step":
+        groups = _step(decay, origin_ms=origin_ms, aging=aging)
+    else:
+        curve = {
+            "origin": origin,
+            "scale": format_duration(decay.scale_ms),
+            "offset": format_duration(decay.offset_ms),
+            "decay": decay.decay,
+        }
+        groups = [{"filter": aging, decay.shape: {decay.field: curve}, "weight": 1 - decay.floor}]
+        if decay.floor > 0:
+            groups.append({"filter": aging, "weight": decay.floor})
+        if decay.floor == 1:
+            del groups[0]
+    exempt = [evergreen, future] if clamp else [evergreen]
+    return [
+        *groups,
+        {"filter": {"bool": {"should": exempt}}, "weight": 1.0},
+        _constant({"bool": {"must_not": [dated, evergreen]}}, decay.missing, field=decay.field),
+    ]
+
+
+def _step(decay: ResolvedDecay, *, origin_ms: int, aging: dict[str, Any]) -> list[dict[str, Any]]:
+    edges = {"gte": format_instant(from_ms(origin_ms - decay.offset_ms))}
+    if decay.future == "symmetric":
+        edges["lte"] = format_instant(from_ms(origin_ms + decay.offset_ms))
+    inside = {"range": {decay.field: edges}}
+    return [
+        {"filter": {"bool": {"filter": [aging, inside]}}, "weight": 1.0},
+        _constant({"bool": {"filter": [aging], "must_not": [inside]}}, decay.floor, field=decay.field),
+    ]
+
+
+def _constant(where: dict[str, Any], value: float, *, field: str) -> dict[str, Any]:
+    # A weight of 0 is taken by Elasticsearch for "no function matched", which scores 1; a date times 0 is 0.
+    if value == 0:
+        return {"filter": where, "field_value_factor": {"field": field, "factor": 0, "missing": 1}}
+    return {"filter": where, "weight": value}
+
+
+def scored(query: dict[str, Any], decay: ResolvedDecay, *, origin_ms: int) -> dict[str, Any]:
+    """Return the query wrapped so that its score is multiplied by the decay factor, inside the cluster."""
+    return {
+        "function_score": {
+            "query": query,
+            "functions": functions(decay, origin_ms=origin_ms),
+            "score_mode": "sum",
+            "boost_mode": "multiply",
+        }
+    }
+
+
+def misfit(decay: ResolvedDecay, factors: list[float]) -> str | None:
+    """Return a warning if the scale does not fit the ages on the page: every factor 1, or every one at the floor."""
+    if len(factors) < 2 or decay.shape in ("none", "step"):
+        return None
+    name = format_duration(decay.scale_ms)
+    if min(factors) > 1 - 1e-3 * (1 - decay.floor):
+        return f"the decay changes nothing here: with a scale of {name} every hit's factor is about 1; shorten it"
+    if decay.floor < 1 and max(factors) < decay.floor + 1e-6:
+        return (
+            f"the decay tells no ages apart: with a scale of {name} every hit's factor is at the floor "
+            f"({decay.floor:g}); lengthen it, or use exp, which underflows last"
+        )
+    return None

@@ -1,0 +1,1071 @@
+"""The door to Elasticsearch: the only importer of its client, and the one place that translates its errors.
+
+Async only. No retries of writes (who owns the version retries with the same one); a read is tried once more, on
+another node, when a connection fails. Every call has a timeout. Document ids travel in bodies only: in a path `..`
+or an empty id would reach the whole index. No query is built here.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, cast
+from urllib.parse import quote, urlencode, urlsplit
+
+import elastic_transport
+import numpy as np
+from elasticsearch import AsyncElasticsearch, UnsupportedProductError
+from elasticsearch.helpers import BulkIndexError, ScanError
+
+from app.errors import (
+    ClusterRejected,
+    ClusterUnavailable,
+    Conflict,
+    CursorExpired,
+    HalflifeError,
+    InvalidRequest,
+    NotFound,
+    StorageFull,
+)
+from app.fields import EMBEDDING
+
+OLDEST_VERSION = (9, 0)
+"""The client speaks to this major version; what a minor version lacks is seen to below."""
+_PACKED_DOCUMENTS = (9, 3)
+_PACKED_QUERIES = (9, 4)
+"""From which versions on vectors may be base64, which is a fifth of the JSON and much faster to parse."""
+_OLDEST = ".".join(map(str, OLDEST_VERSION))
+
+Json = dict[str, Any]
+Fate = Literal["applied", "superseded", "fenced", "full", "retry", "refused"]
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """Which cluster answers."""
+
+    name: str
+    uuid: str
+    version: str
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor version."""
+        major, minor, *_ = (int(part) for part in re.findall(r"\d+", self.version + ".0"))
+        return major, minor
+
+
+@dataclass(frozen=True, slots=True)
+class BulkAction:
+    """One document to index through an alias with an external version; `source` as JSON without line breaks, or as a dict."""
+
+    alias: str
+    id: str
+    version: int
+    source: bytes | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BulkOutcome:
+    """What became of one action."""
+
+    status: int
+    result: str | None = None
+    version: int | None = None
+    error_type: str | None = None
+    reason: str | None = None
+    current_version: int | None = None
+    """The stored version that a conflict names."""
+    seq_no: int | None = None
+    primary_term: int | None = None
+    shards_failed: int = 0
+    """Copies that did not take an applied write; the cluster replaces them itself."""
+
+    @property
+    def fate(self) -> Fate:
+        """Say what a writer has to do about it.
+
+        applied: acknowledged. superseded: an equal or higher version is stored. fenced: the alias is gone or blocks
+        writes, so read the aliases again and send the whole write again. full: no disk space. retry: overload or a
+        shard on the move, the same write may work soon. refused: it never will.
+        """
+        if self.error_type is None:
+            return "applied" if 200 <= self.status < 300 else "retry"
+        if self.error_type == "version_conflict_engine_exception":
+            return "superseded"
+        if self.error_type in _ABSENT:
+            return "fenced"
+        if self.error_type == "cluster_block_exception":
+            return _fate_of_block(self.reason or "")
+        if self.error_type in _BUSY or (
+            self.status in (429, 502, 503, 504) and self.error_type not in _CONFLICTS
+        ):
+            return "retry"
+        return "refused"
+
+    def error(self, doing: str) -> HalflifeError | None:
+        """Return the failure as one of ours, None for an applied write."""
+        if self.fate == "applied":
+            return None
+        return translate_error({"type": self.error_type, "reason": self.reason}, self.status, doing)
+
+
+class Cluster:
+    """A connection to one Elasticsearch cluster, through any number of its nodes."""
+
+    def __init__(self, client: AsyncElasticsearch, *, urls: Sequence[str], request_timeout_s: float) -> None:
+        self._client = client
+        self._timed: dict[tuple[bool, float], AsyncElasticsearch] = {}
+        self.urls = tuple(urls)
+        """The nodes' addresses without passwords."""
+        self.release: tuple[int, int] | None = None
+        """Major and minor version of the cluster, once `check_version` has asked."""
+        self.request_timeout_s = request_timeout_s
+
+    @classmethod
+    def connect(
+        cls,
+        *,
+        urls: Sequence[str],
+        api_key: str | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        ca_certs: str | None = None,
+        verify_certs: bool = True,
+        request_timeout_s: float = 10.0,
+        connections: int = 20,
+    ) -> Self:
+        """Make the client; nothing is sent yet. `connections` are kept per node; more requests than that wait.
+
+        A URL without a port means 443 for https and 9200 for http. Raises InvalidRequest for settings that contradict
+        each other or can't be read. Call inside the event loop that uses it.
+        """
+        if not urls:
+            raise InvalidRequest(
+                "no address of Elasticsearch is given", remedy="set HALFLIFE_ELASTICSEARCH_URL"
+            )
+        if api_key and (username or password):
+            raise InvalidRequest(
+                "both an API key and a user are given for Elasticsearch", remedy="keep one of the two"
+            )
+        if bool(username) != bool(password):
+            raise InvalidRequest("a user of Elasticsearch needs its password, and the other way round")
+        full = [_with_port(url) for url in urls]
+        secure = any(url.startswith("https:") for url in full)
+        options: dict[str, Any] = {}
+        if secure:
+            options["verify_certs"] = verify_certs
+            if ca_certs:
+                options["ca_certs"] = ca_certs
+            if not verify_certs:
+                options["ssl_show_warn"] = False
+        try:
+            client = AsyncElasticsearch(
+                full,
+                api_key=api_key or None,
+                basic_auth=(username, password) if username and password else None,
+                request_timeout=request_timeout_s,
+                max_retries=0,
+                retry_on_timeout=False,
+                # Bodies are vectors and text; on loopback compressing them costs more than it saves.
+                http_compress=not all(_is_loopback(url) for url in full),
+                connections_per_node=connections,
+                # A node that failed is tried again soon: half a minute is long where there are two of them.
+                max_dead_node_backoff=5.0,
+                **options,
+            )
+        except (ValueError, OSError) as cause:
+            raise InvalidRequest(
+                f"the settings of the connection to Elasticsearch can't be used: {cause}",
+                remedy="give addresses such as https://search.example:9200, and a CA file that exists",
+            ) from cause
+        return cls(client, urls=[_without_password(url) for url in full], request_timeout_s=request_timeout_s)
+
+    async def close(self) -> None:
+        """Close all connections; closing twice is harmless."""
+        await self._client.close()
+
+    # --- the cluster
+
+    async def info(self, *, timeout_s: float | None = None) -> ClusterInfo:
+        """Return which cluster answers."""
+        answer = await self._read(
+            "GET", "/", doing="asking Elasticsearch for its version", timeout_s=timeout_s
+        )
+        return ClusterInfo(
+            answer["cluster_name"], answer.get("cluster_uuid", ""), answer["version"]["number"]
+        )
+
+    async def check_version(self) -> ClusterInfo:
+        """Return which cluster answers; raise ClusterRejected if it is older than this service can use."""
+        info = await self.info()
+        if info.release < OLDEST_VERSION:
+            raise ClusterRejected(
+                f"the cluster runs Elasticsearch {info.version}",
+                remedy=f"upgrade the cluster: Halflife needs {_OLDEST} or newer",
+            )
+        self.release = info.release
+        return info
+
+    def document_vector(self, vector: np.ndarray) -> str | list[float]:
+        """Return a vector as documents of this cluster take it, base64 if `check_version` saw that it can."""
+        return pack_vector(vector) if self.release and self.release >= _PACKED_DOCUMENTS else _floats(vector)
+
+    def query_vector(self, vector: np.ndarray) -> str | list[float]:
+        """Return a vector as kNN queries of this cluster take it, base64 if `check_version` saw that it can."""
+        return pack_vector(vector) if self.release and self.release >= _PACKED_QUERIES else _floats(vector)
+
+    async def health(
+        self, index: str | None = None, *, wait_for_status: str | None = None, timeout_s: float | None = None
+    ) -> Json:
+        """Return `_cluster/health`; when the status waited for isn't reached in time, `timed_out` is true in it."""
+        timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
+        params: Json = {"timeout": f"{max(1, int(timeout_s * 900))}ms"}
+        if wait_for_status:
+            params["wait_for_status"] = wait_for_status
+        path = _path("_cluster", "health") if index is None else _path("_cluster", "health", index)
+        # 408 carries the same body as 200.
+        return await self._read(
+            "GET",
+            path,
+            params=params,
+            doing="asking for the cluster's health",
+            timeout_s=timeout_s,
+            accept=(408,),
+        )
+
+    async def clocks(self) -> dict[str, int]:
+        """Return each node's name and its clock in milliseconds since 1970, as of a moment during this call."""
+        answer = await self._read(
+            "GET",
+            _path("_nodes", "stats", "os"),
+            params={"filter_path": "nodes.*.name,nodes.*.os.timestamp"},
+            doing="asking the nodes for their time",
+        )
+        return {node["name"]: node["os"]["timestamp"] for node in answer.get("nodes", {}).values()}
+
+    async def node_stats(self, *metrics: str) -> Json:
+        """Return `_nodes/stats` of metrics such as `fs`, `jvm`, `breaker`, `thread_pool`."""
+        return await self._read(
+            "GET",
+            _path("_nodes", "stats", _several(metrics, re.compile("[a-z_]+"))),
+            doing="asking for the nodes' figures",
+        )
+
+    # --- search
+
+    async def msearch(
+        self,
+        searches: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+        *,
+        timeout_s: float,
+        opaque_id: str | None = None,
+    ) -> list[Json | HalflifeError]:
+        """Run (header, body) pairs in one request; the answer has one entry per pair, in their order.
+
+        An entry is the search's answer, shard failures inside it, or the error that this search alone met. Named
+        queries come back with their scores. Raises only when the request as a whole failed.
+        """
+        if not searches:
+            return []
+        lines = [part for search in searches for part in search]
+        answer = await self._read(
+            "POST",
+            "/_msearch",
+            params={"include_named_queries_score": "true"},
+            body=lines,
+            doing="searching",
+            timeout_s=timeout_s,
+            opaque_id=opaque_id,
+        )
+        responses: list[Json] = answer["responses"]
+        if len(responses) != len(searches):
+            raise ClusterRejected(
+                f"searching: {len(searches)} searches were sent and {len(responses)} answers came back"
+            )
+        return [
+            translate_error(item["error"], item.get("status", 500), "searching") if "error" in item else item
+            for item in responses
+        ]
+
+    async def search(
+        self,
+        index: str | None,
+        body: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        opaque_id: str | None = None,
+        doing: str = "searching",
+    ) -> Json:
+        """Run one search; `index` is None where the body carries a point in time."""
+        path = "/_search" if index is None else _path(index, "_search")
+        return await self._read(
+            "POST",
+            path,
+            params={"include_named_queries_score": "true"},
+            body=body,
+            doing=doing,
+            timeout_s=timeout_s,
+            opaque_id=opaque_id,
+        )
+
+    async def count(
+        self, index: str, query: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> int:
+        """Return how many documents match, all of them without a query."""
+        body = {"query": query or {"match_all": {}}}
+        answer = await self._read(
+            "POST", _path(index, "_count"), body=body, doing=f"counting in {index}", timeout_s=timeout_s
+        )
+        return int(answer["count"])
+
+    async def open_pit(
+        self, index: str, *, keep_alive_s: float, timeout_s: float, allow_partial: bool = True
+    ) -> str:
+        """Open a point in time and return its id; `allow_partial`: also while some shards are missing."""
+        params = {
+            "keep_alive": f"{max(1, round(keep_alive_s * 1000))}ms",
+            "allow_partial_search_results": _bool(allow_partial),
+        }
+        answer = await self._read(
+            "POST", _path(index, "_pit"), params=params, doing="opening a point in time", timeout_s=timeout_s
+        )
+        return str(answer["id"])
+
+    async def close_pit(self, pit_id: str) -> None:
+        """Close a point in time. Never raises: the cluster drops it by itself when its time is over."""
+        try:
+            await self._read(
+                "DELETE", "/_pit", body={"id": pit_id}, doing="closing a point in time", accept=(404,)
+            )
+        except HalflifeError:
+            return
+
+    async def analyze(self, index: str | None, body: Mapping[str, Any]) -> list[Json]:
+        """Return the tokens that an analyzer makes."""
+        path = "/_analyze" if index is None else _path(index, "_analyze")
+        answer = await self._read("POST", path, body=body, doing="analyzing text")
+        return list(answer["tokens"])
+
+    # --- documents
+
+    async def mget(
+        self,
+        index: str,
+        ids: Sequence[str],
+        *,
+        source: bool | Sequence[str] = True,
+        vectors: bool = False,
+        timeout_s: float,
+    ) -> list[Json]:
+        """Return one entry per id, in their order: `found`, `_version`, `_source` and so on, read in real time.
+
+        An alias' filter does not apply here: tombstones come back, look at `deleted`. Vectors are left out unless
+        asked for. An entry that carries `error` raises, so what comes back was really looked up.
+        """
+        if not ids:
+            return []
+        wanted: Any = source if isinstance(source, bool) else {"includes": list(source)}
+        if wanted is True:
+            wanted = {"includes": ["*"]}
+        if wanted and not vectors:
+            wanted["excludes"] = [EMBEDDING]
+        docs = [{"_id": id_, "_source": wanted} for id_ in ids]
+        answer = await self._read(
+            "POST", _path(index, "_mget"), body={"docs": docs}, doing="reading documents", timeout_s=timeout_s
+        )
+        for entry in answer["docs"]:
+            if "error" in entry:
+                raise translate_error(entry["error"], entry.get("status", 500), "reading documents")
+        return list(answer["docs"])
+
+    async def bulk(
+        self,
+        actions: Sequence[BulkAction],
+        *,
+        refresh: Literal["false", "true", "wait_for"] = "false",
+        timeout_s: float,
+    ) -> list[BulkOutcome]:
+        """Index documents with external versions, through aliases that must exist; one outcome per action, in order.
+
+        Raises only when the request as a whole failed; then each of its writes may or may not have been applied, and
+        sending the same versions again is safe.
+        """
+        if not actions:
+            return []
+        lines: list[bytes] = []
+        for action in actions:
+            header = {
+                "_index": action.alias,
+                "_id": action.id,
+                "version": action.version,
+                "version_type": "external",
+                "require_alias": True,
+            }
+            lines += (encode({"index": header}), _line(action.source))
+        return await self._bulk(lines, len(actions), refresh=refresh, timeout_s=timeout_s)
+
+    async def put_document(
+        self,
+        index: str,
+        id_: str,
+        source: Mapping[str, Any],
+        *,
+        create: bool = False,
+        if_match: tuple[int, int] | None = None,
+        refresh: Literal["false", "true", "wait_for"] = "false",
+        timeout_s: float | None = None,
+    ) -> tuple[int, int]:
+        """Write one of the service's own documents and return its (seq_no, primary_term).
+
+        `create`: only if there is none; `if_match`: only if it still is at that (seq_no, primary_term). Raises
+        Conflict when that doesn't hold.
+        """
+        header: Json = {"_index": index, "_id": id_}
+        if if_match is not None:
+            header["if_seq_no"], header["if_primary_term"] = if_match
+        lines = [encode({"create" if create else "index": header}), _line(source)]
+        timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
+        [outcome] = await self._bulk(lines, 1, refresh=refresh, timeout_s=timeout_s)
+        error = outcome.error(f"writing {id_[:80]} to {index}")
+        if error is not None:
+            raise error
+        assert outcome.seq_no is not None
+        assert outcome.primary_term is not None
+        return outcome.seq_no, outcome.primary_term
+
+    async def _bulk(
+        self, lines: Sequence[bytes], count: int, *, refresh: str, timeout_s: float
+    ) -> list[BulkOutcome]:
+        answer = await self._call(
+            "POST",
+            "/_bulk",
+            params={"refresh": refresh, "timeout": f"{max(1, int(timeout_s * 900))}ms"},
+            body=list(lines),
+            doing="writing documents",
+            timeout_s=timeout_s,
+        )
+        items = [next(iter(item.values())) for item in answer["items"]]
+        if len(items) != count:
+            raise ClusterRejected(f"writing documents: {count} were sent and {len(items)} outcomes came back")
+        return [_outcome(item) for item in items]
+
+    # --- indices and aliases
+
+    async def resolve_aliases(self, *patterns: str) -> dict[str, dict[str, Json]]:
+        """Return alias -> index -> the alias' properties, for aliases that match any pattern; empty if none does."""
+        answer = await self._read(
+            "GET",
+            _path("_alias", _several(patterns)),
+            doing=f"resolving {', '.join(patterns)}",
+            accept=(404,),
+        )
+        found: dict[str, dict[str, Json]] = {}
+        for index, entry in answer.items():
+            if isinstance(entry, dict):  # a 404 carries `error` and `status` beside what was found
+                for alias, properties in entry.get("aliases", {}).items():
+                    found.setdefault(alias, {})[index] = properties
+        return found
+
+    async def update_aliases(self, actions: Sequence[Mapping[str, Any]]) -> None:
+        """Change aliases in one atomic step."""
+        await self._acknowledged(
+            "POST", "/_aliases", body={"actions": list(actions)}, doing="changing aliases"
+        )
+
+    async def resolve_index(self, pattern: str) -> dict[str, list[str]]:
+        """Return concrete index -> its aliases, for what the name or pattern matches; empty if nothing does."""
+        answer = await self._read(
+            "GET",
+            _path(_several((pattern,))),
+            params={
+                "features": "aliases",
+                "allow_no_indices": "true",
+                "ignore_unavailable": "true",
+                "expand_wildcards": "all",
+            },
+            doing=f"looking for {pattern}",
+            accept=(404,),
+        )
+        return {
+            name: sorted(entry.get("aliases", {}))
+            for name, entry in answer.items()
+            if isinstance(entry, dict) and "aliases" in entry
+        }
+
+    async def create_index(
+        self, name: str, body: Mapping[str, Any], *, wait_for_active_shards: str = "1"
+    ) -> None:
+        """Create an index with its aliases in one step, and wait until its primaries have started.
+
+        Raises Conflict if it exists.
+        """
+        await self._acknowledged(
+            "PUT",
+            _path(name),
+            params={"wait_for_active_shards": wait_for_active_shards},
+            body=body,
+            doing=f"creating the index {name}",
+        )
+
+    async def delete_indices(self, index_names: Sequence[str]) -> None:
+        """Delete concrete indices by their exact names, all in one step; none is fine."""
+        if index_names:
+            path = "/" + ",".join(_path(name)[1:] for name in index_names)
+            doing = f"deleting {', '.join(index_names)}"
+            await self._acknowledged("DELETE", path, params={"expand_wildcards": "none"}, doing=doing)
+
+    async def get_mapping(self, index: str) -> dict[str, Json]:
+        """Return concrete index -> its mapping."""
+        answer = await self._read("GET", _path(index, "_mapping"), doing=f"reading the mapping of {index}")
+        return {name: entry["mappings"] for name, entry in answer.items()}
+
+    async def put_mapping(self, index: str, body: Mapping[str, Any]) -> None:
+        """Add to the mapping of an index; `_meta` in it replaces the whole `_meta`."""
+        await self._acknowledged(
+            "PUT", _path(index, "_mapping"), body=body, doing=f"changing the mapping of {index}"
+        )
+
+    async def get_settings(self, index: str) -> dict[str, Json]:
+        """Return concrete index -> its settings, flat (`index.refresh_interval`)."""
+        answer = await self._read(
+            "GET",
+            _path(index, "_settings"),
+            params={"flat_settings": "true"},
+            doing=f"reading the settings of {index}",
+        )
+        return {name: entry["settings"] for name, entry in answer.items()}
+
+    async def put_settings(self, index: str, settings: Mapping[str, Any]) -> None:
+        """Change settings of an index; None restores a default."""
+        await self._acknowledged(
+            "PUT", _path(index, "_settings"), body=settings, doing=f"changing the settings of {index}"
+        )
+
+    async def add_write_block(self, index: str) -> None:
+        """Block writes; when this returns, no write that was under way can still be applied."""
+        answer = await self._call("PUT", _path(index, "_block", "write"), doing=f"blocking writes to {index}")
+        if not (answer.get("acknowledged") and answer.get("shards_acknowledged")):
+            raise ClusterUnavailable(
+                f"blocking writes to {index}: not every shard confirmed in time",
+                remedy="try again; the block may be in force already",
+                retry_after_s=1,
+            )
+
+    async def clear_write_block(self, index: str) -> None:
+        """Let writes through again."""
+        await self.put_settings(index, {"index.blocks.write": None})
+
+    async def refresh(self, index: str, *, timeout_s: float | None = None) -> None:
+        """Make what was written visible to searches."""
+        answer = await self._read(
+            "POST", _path(index, "_refresh"), doing=f"refreshing {index}", timeout_s=timeout_s
+        )
+        if answer["_shards"]["failed"]:
+            raise ClusterUnavailable(
+                f"refreshing {index}: {answer['_shards']['failed']} shards failed", retry_after_s=1
+            )
+
+    async def index_stats(self, index: str) -> Json:
+        """Return `_stats` (documents, store, segments) of an index, per index and in all."""
+        return await self._read(
+            "GET",
+            _path(index, "_stats", _Several("docs,store,segments")),
+            doing=f"asking for the figures of {index}",
+        )
+
+    # --- templates
+
+    async def get_component_template(self, name: str) -> Json | None:
+        """Return `{"template": …, "version": …, "_meta": …}`, or None."""
+        answer = await self._read(
+            "GET",
+            _path("_component_template", name),
+            doing=f"reading the component template {name}",
+            accept=(404,),
+        )
+        found = [
+            entry["component_template"]
+            for entry in answer.get("component_templates", [])
+            if entry["name"] == name
+        ]
+        return found[0] if found else None
+
+    async def put_component_template(self, name: str, body: Mapping[str, Any]) -> None:
+        """Create or replace a component template."""
+        await self._acknowledged(
+            "PUT",
+            _path("_component_template", name),
+            body=body,
+            doing=f"installing the component template {name}",
+        )
+
+    async def get_index_template(self, name: str) -> Json | None:
+        """Return the index template's body, or None."""
+        answer = await self._read(
+            "GET", _path("_index_template", name), doing=f"reading the index template {name}", accept=(404,)
+        )
+        found = [
+            entry["index_template"] for entry in answer.get("index_templates", []) if entry["name"] == name
+        ]
+        return found[0] if found else None
+
+    async def put_index_template(self, name: str, body: Mapping[str, Any]) -> None:
+        """Create or replace an index template."""
+        await self._acknowledged(
+            "PUT", _path("_index_template", name), body=body, doing=f"installing the index template {name}"
+        )
+
+    async def simulate_index(self, name: str) -> Json:
+        """Return the settings, mappings and aliases that the templates would give an index of this name."""
+        answer = await self._read(
+            "POST", _path("_index_template", "_simulate_index", name), doing="trying the index templates"
+        )
+        return cast(Json, answer["template"])
+
+    async def delete_templates(
+        self, *, index_templates: Sequence[str] = (), component_templates: Sequence[str] = ()
+    ) -> None:
+        """Delete templates, index templates first; a missing one is fine."""
+        for kind, names in (
+            ("_index_template", index_templates),
+            ("_component_template", component_templates),
+        ):
+            for name in names:
+                await self._call(
+                    "DELETE", _path(kind, name), doing=f"deleting the template {name}", accept=(404,)
+                )
+
+    # --- one request
+
+    async def _acknowledged(
+        self,
+        method: Method,
+        path: str,
+        *,
+        body: Any = None,
+        params: Mapping[str, str] | None = None,
+        doing: str,
+    ) -> None:
+        """Send a change of the cluster's state and insist on its acknowledgement."""
+        answer = await self._call(method, path, body=body, params=params, doing=doing)
+        if not answer.get("acknowledged"):
+            raise ClusterUnavailable(
+                f"{doing}: the cluster took the change but not every node confirmed it in time",
+                remedy="look at the cluster's health and try again; the change may be in force already",
+                retry_after_s=1,
+            )
+
+    async def _read(self, method: Method, path: str, *, doing: str, **options: Any) -> Json:
+        return await self._call(method, path, doing=doing, again=True, **options)
+
+    async def _call(
+        self,
+        method: Method,
+        path: str,
+        *,
+        doing: str,
+        body: Any = None,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        opaque_id: str | None = None,
+        again: bool = False,
+        accept: tuple[int, ...] = (),
+    ) -> Json:
+        """Send one request and return its body; statuses in `accept` are answers, not errors.
+
+        `again`: the request changes nothing, so a failed connection is tried once more.
+        """
+        headers = {"accept": "application/json"}
+        if body is not None:
+            headers["content-type"] = "application/x-ndjson" if isinstance(body, list) else "application/json"
+            body = (
+                [part if isinstance(part, bytes) else encode(part) for part in body]
+                if isinstance(body, list)
+                else encode(body)
+            )
+        if opaque_id:
+            headers["x-opaque-id"] = _header_value(opaque_id)
+        client = self._client_for(self.request_timeout_s if timeout_s is None else timeout_s, again=again)
+        try:
+            answer = await client.perform_request(
+                method, f"{path}?{urlencode(params)}" if params else path, headers=headers, body=body
+            )
+        except VENDOR_ERRORS as cause:
+            if (
+                isinstance(cause, elastic_transport.ApiError)
+                and cause.meta.status in accept
+                and isinstance(cause.body, dict)
+            ):
+                return cause.body
+            raise translate(cause, doing) from cause
+        if not isinstance(answer.body, dict):
+            raise ClusterRejected(
+                f"{doing}: the answer is not a JSON object",
+                remedy="check that the address is Elasticsearch's own and not a proxy's page",
+            )
+        return answer.body
+
+    def _client_for(self, timeout_s: float, *, again: bool) -> AsyncElasticsearch:
+        """Return a client with this timeout, rounded up a little: making one costs a third of a millisecond."""
+        step = 0.05 if timeout_s < 2 else 0.5 if timeout_s < 20 else 5.0
+        rounded = max(1, -int(-timeout_s // step)) * step
+        key = (again, rounded)
+        if key not in self._timed:
+            if len(self._timed) >= 256:
+                self._timed.clear()
+            self._timed[key] = self._client.options(
+                request_timeout=rounded,
+                max_retries=1 if again else 0,
+                retry_on_status=(),
+                retry_on_timeout=False,
+            )
+        return self._timed[key]
+
+
+def encode(value: Mapping[str, Any]) -> bytes:
+    """Return compact JSON in UTF-8 on one line. Raises ValueError for NaN, infinities and lone surrogates."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def pack_vector(vector: np.ndarray) -> str:
+    """Return base64 of the numbers as big-endian 32-bit floats, as dense_vector takes them in documents and queries."""
+    return base64.b64encode(np.ascontiguousarray(vector, dtype=">f4").tobytes()).decode("ascii")
+
+
+def _floats(vector: np.ndarray) -> list[float]:
+    return [float(number) for number in np.asarray(vector, dtype=np.float32)]
+
+
+def unpack_vector(packed: str) -> np.ndarray:
+    """Return the float32 numbers behind `pack_vector`."""
+    return np.frombuffer(base64.b64decode(packed), dtype=">f4").astype(np.float32)
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+VENDOR_ERRORS: tuple[type[Exception], ...] = (
+    elastic_transport.ApiError,
+    elastic_transport.TransportError,
+    BulkIndexError,
+    ScanError,
+)
+"""The roots of everything that the client raises; the last two derive from neither of the first."""
+
+_ABSENT = frozenset({"index_not_found_exception", "alias_not_found_exception"})
+_NOT_FOUND = _ABSENT | {
+    "aliases_not_found_exception",
+    "resource_not_found_exception",
+    "index_template_missing_exception",
+}
+_BUSY = frozenset({
+    "es_rejected_execution_exception",
+    "circuit_breaking_exception",
+    "unavailable_shards_exception",
+    "no_shard_available_action_exception",
+    "process_cluster_event_timeout_exception",
+    "failed_to_commit_cluster_state_exception",
+    "master_not_discovered_exception",
+    "not_master_exception",
+    "node_closed_exception",
+    "node_not_connected_exception",
+    "node_disconnected_exception",
+    "connect_transport_exception",
+    "receive_timeout_transport_exception",
+    "shard_not_in_primary_mode_exception",
+    "retry_on_primary_exception",
+    "retry_on_replica_exception",
+    "illegal_index_shard_state_exception",
+    "index_shard_not_started_exception",
+    "index_shard_recovering_exception",
+    "shard_not_found_exception",
+    "already_closed_exception",
+    "alias_conflict_exception",
+    "task_cancelled_exception",
+    "search_timeout_exception",
+    "timeout_exception",
+    "coordination_state_rejected_exception",
+    "snapshot_in_progress_exception",
+})  # fmt: skip
+_CONFLICTS = frozenset({"version_conflict_engine_exception", "resource_already_exists_exception"})
+_TOO_MANY_TERMS = frozenset({"too_many_nested_clauses", "too_many_clauses"})
+_WRAPPERS = frozenset(
+    {"search_phase_execution_exception", "query_shard_exception", "remote_transport_exception"}
+)
+_DISK_BLOCK = 12
+_WRITE_BLOCK = 8
+_BLOCK_ID = re.compile(r"/(\d+)/")
+_VERSIONS = re.compile(r"current version \[(-?\d+)\] is higher or equal to the one provided \[-?\d+\]\s*$")
+_BUSY_RETRY_S = 1.0
+
+
+def translate(cause: Exception, doing: str) -> HalflifeError:
+    """Return one of our errors for any exception of the client; raise `cause` itself if it is none of those."""
+    match cause:
+        case UnsupportedProductError():
+            return ClusterRejected(
+                f"{doing}: the server is not Elasticsearch {_OLDEST} or newer",
+                remedy="point HALFLIFE_ELASTICSEARCH_URL at an Elasticsearch cluster, not at another product or a proxy's page",
+            )
+        case elastic_transport.ApiError():
+            return _from_answer(cause, doing)
+        case elastic_transport.ConnectionTimeout():
+            return ClusterUnavailable(
+                f"{doing}: no answer in time",
+                remedy="try again; if it stays so, look at the cluster's load, or raise the timeout",
+                retry_after_s=_BUSY_RETRY_S,
+            )
+        case elastic_transport.TlsError():
+            return ClusterUnavailable(
+                f"{doing}: the encrypted connection failed: {_brief(cause)}",
+                remedy="set HALFLIFE_ELASTICSEARCH_CA_CERTS to the cluster's CA, and check the host name in its certificate",
+            )
+        case elastic_transport.ConnectionError() | elastic_transport.SniffingError():
+            return ClusterUnavailable(
+                f"{doing}: no connection: {_brief(cause)}",
+                remedy="check that Elasticsearch runs and that HALFLIFE_ELASTICSEARCH_URL is its address",
+                retry_after_s=_BUSY_RETRY_S,
+            )
+        case elastic_transport.SerializationError():
+            return ClusterRejected(
+                f"{doing}: the answer can't be read: {_brief(cause)}",
+                remedy="check that the address is Elasticsearch's own and not a proxy's page",
+            )
+        case elastic_transport.TransportError():
+            return ClusterUnavailable(f"{doing}: {_brief(cause)}", retry_after_s=_BUSY_RETRY_S)
+        case BulkIndexError() | ScanError():
+            return ClusterRejected(f"{doing}: {_brief(cause)}")
+        case _:
+            raise cause
+
+
+def translate_error(error: Any, status: int, doing: str) -> HalflifeError:
+    """Return one of our errors for an `error` object of an answer, a search or a bulk item.
+
+    It goes by the types of the error and of its causes; the status decides only where no type is known.
+    """
+    types = _types(error)
+    kind = types[0] if types else None
+    reason = _reason(error)
+    told = ": ".join(part for part in (doing, kind or f"status {status}", reason) if part)
+    more: Json = {"elasticsearch": {"type": kind, "status": status}}
+    if "cluster_block_exception" in types:
+        return _from_block(told, _all_reasons(error), more)
+    if "search_context_missing_exception" in types:
+        return CursorExpired(
+            f"{doing}: the point in time is gone", remedy="start again from the first page", **more
+        )
+    if not _TOO_MANY_TERMS.isdisjoint(types):
+        return InvalidRequest(
+            f"{doing}: more words than the cluster allows in one query",
+            field="query",
+            remedy="send a shorter query",
+            **more,
+        )
+    if kind in _CONFLICTS:
+        return Conflict(told, **more)
+    if kind in _NOT_FOUND:
+        return NotFound(told, **more)
+    if not _BUSY.isdisjoint(types):
+        remedy = "try again later; if it stays so, the cluster is too small for its load"
+        return ClusterUnavailable(told, remedy=remedy, retry_after_s=_BUSY_RETRY_S, **more)
+    if status == 401:
+        return ClusterRejected(
+            told, remedy="check HALFLIFE_ELASTICSEARCH_API_KEY, or the user and password", **more
+        )
+    if kind == "security_exception" or status == 403:
+        return ClusterRejected(
+            told,
+            remedy="give the key or user the privileges it lacks: all on indices halflife*, monitor and "
+            "manage_index_templates on the cluster",
+            **more,
+        )
+    if kind == "media_type_header_exception":
+        return ClusterRejected(told, remedy=f"upgrade the cluster: Halflife needs {_OLDEST} or newer", **more)
+    if status == 413:
+        remedy = "send fewer or smaller documents at a time: http.max_content_length limits one request"
+        return ClusterRejected(told, remedy=remedy, **more)
+    # A status without a type is a proxy's or a load balancer's word, and its 500 no more than "not now".
+    if status in (408, 429, 502, 503, 504) or (status == 500 and not types):
+        return ClusterUnavailable(told, retry_after_s=_BUSY_RETRY_S, **more)
+    return ClusterRejected(told, **more)
+
+
+def _from_answer(cause: elastic_transport.ApiError, doing: str) -> HalflifeError:
+    body = cause.body
+    error = body.get("error") if isinstance(body, dict) else None
+    return translate_error(error, cause.meta.status, doing)
+
+
+def _from_block(told: str, reasons: str, more: Json) -> HalflifeError:
+    match _fate_of_block(reasons):
+        case "full":
+            remedy = "free disk space or add a node: the cluster lifts the block by itself once there is room"
+            return StorageFull(told, remedy=remedy, **more)
+        case "fenced":
+            remedy = "writes are paused for a moment; try again"
+        case "retry":
+            remedy = "wait until the cluster has a master and has read its state"
+        case _:
+            return ClusterRejected(
+                told, remedy="remove the block that an operator put on the index or cluster", **more
+            )
+    return ClusterUnavailable(told, remedy=remedy, retry_after_s=_BUSY_RETRY_S, **more)
+
+
+def _fate_of_block(reasons: str) -> Fate:
+    """Read the ids of the blocks: 12 is the flood stage, 8 a write block (our fence), 1 and 2 a cluster without state or master."""
+    blocks = {int(number) for number in _BLOCK_ID.findall(reasons)}
+    if _DISK_BLOCK in blocks:
+        return "full"
+    if _WRITE_BLOCK in blocks:
+        return "fenced"
+    return "retry" if blocks & {1, 2, 14} else "refused"
+
+
+def _types(error: Any) -> list[str]:
+    """Return the error types from the most telling on: a search's own type comes after those of its shards."""
+    found: list[str] = []
+
+    def visit(node: Any) -> None:
+        if not isinstance(node, dict):
+            return
+        kind = node.get("type")
+        if kind and kind not in _WRAPPERS:
+            found.append(str(kind))
+        for cause in node.get("root_cause") or ():
+            visit(cause)
+        for shard in node.get("failed_shards") or ():
+            visit(shard.get("reason") if isinstance(shard, dict) else None)
+        visit(node.get("caused_by"))
+        if kind in _WRAPPERS:
+            found.append(str(kind))
+
+    visit(error)
+    return found
+
+
+def _reason(error: Any) -> str:
+    if isinstance(error, str):
+        return error[:500]
+    if not isinstance(error, dict):
+        return ""
+    reason = str(error.get("reason") or "")
+    if error.get("type") == "search_phase_execution_exception":
+        for cause in error.get("root_cause") or ():
+            if isinstance(cause, dict) and cause.get("reason"):
+                reason = str(cause["reason"])
+                break
+    deeper = error.get("caused_by")
+    while isinstance(deeper, dict):
+        if deeper.get("reason") and str(deeper["reason"]) not in reason:
+            reason = f"{reason}: {deeper['reason']}" if reason else str(deeper["reason"])
+        deeper = deeper.get("caused_by")
+    return reason[:500]
+
+
+def _all_reasons(error: Any) -> str:
+    if isinstance(error, dict):
+        return " ".join(_all_reasons(value) for value in error.values())
+    if isinstance(error, list):
+        return " ".join(_all_reasons(value) for value in error)
+    return error if isinstance(error, str) else ""
+
+
+def _brief(cause: Exception) -> str:
+    return str(cause)[:300]
+
+
+# --- small change --------------------------------------------------------------------------------------------------
+
+
+def _outcome(item: Json) -> BulkOutcome:
+    error = item.get("error")
+    if error is None:
+        return BulkOutcome(
+            status=int(item["status"]),
+            result=item.get("result"),
+            version=item.get("_version"),
+            seq_no=item.get("_seq_no"),
+            primary_term=item.get("_primary_term"),
+            shards_failed=int(item.get("_shards", {}).get("failed", 0)),
+        )
+    kind = str(error.get("type")) if isinstance(error, dict) else "unknown"
+    reason = _reason(error)
+    current = _VERSIONS.search(str(error.get("reason", ""))) if isinstance(error, dict) else None
+    return BulkOutcome(
+        status=int(item["status"]),
+        error_type=kind,
+        reason=reason,
+        current_version=int(current[1]) if current else None,
+    )
+
+
+def _line(source: bytes | Mapping[str, Any]) -> bytes:
+    line = source if isinstance(source, bytes) else encode(source)
+    if b"\n" in line or b"\r" in line:
+        # A line break would end the document here and turn its rest into further actions.
+        raise ValueError("a bulk source is JSON on one line")
+    return line
+
+
+_NAME = re.compile(r"[^\s/\\?#\"<>|*,.:][^\s/\\?#\"<>|*,:]*")
+_PATTERN = re.compile(r"halflife[^\s/\\?#\"<>|,:]*")
+
+
+def _path(*segments: str) -> str:
+    """Join path segments; refuse what could reach more than one thing: empty, dotted, `_all`, wildcards, commas."""
+    for segment in segments:
+        if not isinstance(segment, _Several) and (not _NAME.fullmatch(segment) or segment == "_all"):
+            raise ValueError(f"{segment!r} can't stand in a path to Elasticsearch")
+    return "/" + "/".join(quote(segment, safe="*,") for segment in segments)
+
+
+class _Several(str):
+    """A list of names or wildcards that may stand in the path of a request that only reads."""
+
+    __slots__ = ()
+
+
+def _several(patterns: Sequence[str], allowed: re.Pattern[str] = _PATTERN) -> _Several:
+    for pattern in patterns:
+        if not allowed.fullmatch(pattern):
+            raise ValueError(f"{pattern!r} is not a pattern for names of ours")
+    return _Several(",".join(patterns))
+
+
+def _header_value(value: str) -> str:
+    """Keep what a header may carry."""
+    return re.sub(r"[^\x21-\x7e]", "_", value)[:128]
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _with_port(url: str) -> str:
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError as cause:
+        raise InvalidRequest(f"the address of Elasticsearch can't be read: {cause}") from cause
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidRequest(
+            f"'{_without_password(url)[:80]}' is not an address of Elasticsearch",
+            remedy="write it as http://localhost:9200 or https://search.example:9200",
+        )
+    if port is not None:
+        return url.strip()
+    netloc = f"{parts.netloc.rstrip(':')}:{443 if parts.scheme == 'https' else 9200}"
+    return parts._replace(netloc=netloc).geturl()
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -1,0 +1,157 @@
+"""The failures this service tells its callers about, each with its HTTP status and a remedy.
+
+Raised anywhere, turned into RFC 9457 problem details by one handler in `api`. Imports nothing of ours.
+"""
+
+from typing import Any, ClassVar
+
+
+class HalflifeError(Exception):
+    """Carry what was being done, what went wrong and what to do about it."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        remedy: str | None = None,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+        **members: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.remedy = remedy
+        self.field = field
+        self.retry_after_s = retry_after_s
+        self.members = members
+
+    def problem(self) -> dict[str, Any]:
+        """Return the RFC 9457 members; extension members that are None are left out."""
+        body: dict[str, Any] = {
+            "type": f"urn:halflife:problem:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+        }
+        if self.field is not None:
+            body["field"] = self.field
+        if self.remedy is not None:
+            body["remedy"] = self.remedy
+        if self.retry_after_s is not None:
+            body["retry_after_s"] = self.retry_after_s
+        body.update(self.members)
+        return body
+
+
+class InvalidRequest(HalflifeError):
+    """The request contradicts itself or the contract; nothing was done."""
+
+    status = 422
+    code = "invalid-request"
+    title = "The request is not valid"
+
+
+class NotFound(HalflifeError):
+    """The collection or document is not there, or not for this caller."""
+
+    status = 404
+    code = "not-found"
+    title = "Not found"
+
+
+class Conflict(HalflifeError):
+    """A newer version is stored, or the thing to be made exists already."""
+
+    status = 409
+    code = "conflict"
+    title = "Conflict"
+
+
+class CursorInvalid(HalflifeError):
+    """The cursor was not issued by this service, or was altered."""
+
+    status = 422
+    code = "cursor-invalid"
+    title = "The cursor is not one of ours"
+
+
+class CursorExpired(HalflifeError):
+    """The point in time behind the cursor is gone."""
+
+    status = 410
+    code = "cursor-expired"
+    title = "The cursor has expired"
+
+
+class PastWindow(HalflifeError):
+    """The page asked for lies beyond the fused window."""
+
+    status = 422
+    code = "past-window"
+    title = "Past the fused window"
+
+
+class SchemaMismatch(HalflifeError):
+    """An index or template does not match what this service was configured for."""
+
+    status = 503
+    code = "schema-mismatch"
+    title = "The index does not match the configuration"
+
+
+class Unavailable(HalflifeError):
+    """Something that this request needs does not answer; trying later may help."""
+
+    status = 503
+    code = "unavailable"
+    title = "Unavailable"
+
+
+class ClusterUnavailable(Unavailable):
+    """Elasticsearch cannot be reached or answered that it can't serve now."""
+
+    code = "elasticsearch-unavailable"
+    title = "Elasticsearch does not answer"
+
+
+class ClusterRejected(HalflifeError):
+    """Elasticsearch refused what we sent: a fault of ours or of the cluster's set-up."""
+
+    status = 502
+    code = "elasticsearch-rejected"
+    title = "Elasticsearch refused the request"
+
+
+class StorageFull(HalflifeError):
+    """The cluster blocks writes because a disk is full (flood stage)."""
+
+    status = 507
+    code = "storage-full"
+    title = "Elasticsearch has no disk space left"
+
+
+class EmbedderUnavailable(Unavailable):
+    """The embedding server cannot be reached, is overloaded or too slow."""
+
+    code = "embedder-unavailable"
+    title = "The embedding server does not answer"
+
+
+class EmbedderRejected(HalflifeError):
+    """The embedding server refused the input or answered something unusable."""
+
+    status = 502
+    code = "embedder-rejected"
+    title = "The embedding server's answer can't be used"
+
+
+class RerankerFailed(HalflifeError):
+    """The reranker failed or answered something unusable."""
+
+    status = 502
+    code = "reranker-failed"
+    title = "The reranker's answer can't be used"

@@ -1,0 +1,222 @@
+"""Owns how ranked lists become one list: reciprocal rank fusion, linear fusion, the additive memory score.
+
+Values in, values out; no clock, no network. Sums are correctly rounded (`math.fsum`) and ties are broken by content
+alone, so that the order of routes, tasks or dicts never shows in a result.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from app.models import Fusion
+
+
+@dataclass(frozen=True, slots=True)
+class RankedHit:
+    """One hit of a route: the document's or chunk's key, its score after decay, its creation time if it has one."""
+
+    key: str
+    score: float
+    created_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRoute:
+    """A route's hits, best first as the cluster gave them. Weight 0: neither scores nor hits come from it."""
+
+    name: str
+    weight: float
+    hits: Sequence[RankedHit]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A hit of the fused list and what it is made of; dicts are keyed by route, in the order of their names.
+
+    `fused_score` is the sum of `contributions`; `score` is what the list is ordered by (the same until a factor or
+    another stage rescored it). `ranks` has the routes that returned the hit, ranks past the window too, which add
+    nothing. `best_rank` is the best of those that count. `normalized` is filled by linear fusion.
+    `beyond_window`: no route has it within the window, so its score is capped at the last hit inside.
+    """
+
+    key: str
+    score: float
+    fused_score: float
+    contributions: dict[str, float]
+    ranks: dict[str, int]
+    normalized: dict[str, float]
+    best_rank: int
+    created_ms: int | None = None
+    factor: float | None = None
+    beyond_window: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Additive:
+    """The additive memory score and its weighted terms."""
+
+    score: float
+    terms: dict[str, float]
+
+
+def fuse(routes: Sequence[RankedRoute], *, fusion: Fusion, window: int) -> list[Fused]:
+    """Return the routes' hits as one list, best first.
+
+    Only ranks up to `window` count; hits that lie beyond it in every route follow as a tail ordered by their own
+    sums, so that asking for more never reorders the head. Ranks start at 1 and duplicates in a route are dropped
+    before ranking (the first stays).
+
+    `rrf`: sum of weight / (rank_constant + rank), absent = 0. `linear`: sum of weight * normalised score, absent = the
+    least normalised score of that route's window. Normalised over the window: `zscore` is (score - mean) / population
+    standard deviation, 0 where all scores are equal; `minmax` is (score - least) / (greatest - least), 1 where all are
+    equal: such a route can't tell hits apart and adds the same to every hit, found or not.
+
+    Ties: best single rank, newer creation time (undated last), then key ascending. Raises ValueError for method
+    `additive`, which has no ranks: see `additive` and `rescore`.
+    """
+    if window < 1:
+        raise ValueError(f"window must be at least 1, not {window}")
+    if fusion.method == "additive":
+        raise ValueError(
+            "additive scores are not fused from ranks: compute them with `additive`, order with `rescore`"
+        )
+    names = [route.name for route in routes]
+    if len(set(names)) != len(names):
+        raise ValueError(f"two routes have the same name: {', '.join(sorted(names))}")
+    weighed = [route for route in sorted(routes, key=lambda route: route.name) if route.weight > 0]
+    kind = _Reciprocal if fusion.method == "rrf" else _Normalized
+    counting = [kind(route, fusion, window) for route in weighed]
+    inside = {hit.key for route in counting for hit in route.hits[:window]}
+    beyond = {hit.key for route in counting for hit in route.hits[window:]} - inside
+    head = sorted((_sum(key, counting, within=window) for key in inside), key=_order)
+    tail = sorted((_sum(key, counting, within=None) for key in beyond), key=_order)
+    return head + _capped(tail, head)
+
+
+def rescore(fused: Sequence[Fused], scores: Mapping[str, float]) -> list[Fused]:
+    """Return the hits ordered by other scores (key -> score, one for each), with the same ties; the tail stays last."""
+    changed = sorted((replace(hit, score=scores[hit.key]) for hit in fused), key=_order)
+    head = [hit for hit in changed if not hit.beyond_window]
+    return head + _capped([hit for hit in changed if hit.beyond_window], head)
+
+
+def apply_factor(fused: Sequence[Fused], factors: Mapping[str, float]) -> list[Fused]:
+    """Return the hits with their fused score multiplied by their factor (key -> [0, 1], one for each), ordered anew.
+
+    Scores below 0 (z-scores) would rise by a small factor. Where the window holds such scores, its least fused score
+    is taken as zero: least + (score - least) * factor.
+    """
+    zero = min([0.0, *(hit.fused_score for hit in fused if not hit.beyond_window)])
+    scores: dict[str, float] = {}
+    for hit in fused:
+        above = hit.fused_score - zero
+        # The tail may lie below that zero, where a factor would lift it: it keeps its score.
+        scores[hit.key] = zero + (above * factors[hit.key] if above > 0 else above)
+    return rescore([replace(hit, factor=factors[hit.key]) for hit in fused], scores)
+
+
+def additive(
+    relevance: float | None,
+    salience: float | None,
+    recency: float,
+    weights: Mapping[str, float] | None = None,
+) -> Additive:
+    """Return relevance + salience + recency, each times its weight (1 if not given); None counts as 0.
+
+    The time-weighted memory's score: relevance in [0, 1], salience a stored number, recency the decay factor
+    (1 - hourly_loss)^hours in [0, 1].
+    """
+    values = {"relevance": relevance or 0.0, "salience": salience or 0.0, "recency": recency}
+    terms = {name: value * (weights or {}).get(name, 1.0) for name, value in values.items()}
+    return Additive(math.fsum(terms.values()), terms)
+
+
+class _Counted:
+    """A route without its duplicates; where each key stands in it, from 1."""
+
+    def __init__(self, route: RankedRoute, fusion: Fusion, window: int) -> None:
+        self.name = route.name
+        self.weight = route.weight
+        first: dict[str, RankedHit] = {}
+        for hit in route.hits:
+            first.setdefault(hit.key, hit)
+        self.hits = list(first.values())
+        self.ranks = {hit.key: rank for rank, hit in enumerate(self.hits, start=1)}
+
+    def normalized(self, rank: int | None) -> float | None:
+        """Return the normalised score at a rank (None: absent), or None where the method has none."""
+        raise NotImplementedError
+
+    def contribution(self, rank: int | None) -> float:
+        """Return what the route adds at a rank (None: absent)."""
+        raise NotImplementedError
+
+
+class _Reciprocal(_Counted):
+    def __init__(self, route: RankedRoute, fusion: Fusion, window: int) -> None:
+        super().__init__(route, fusion, window)
+        self.rank_constant = fusion.rank_constant
+
+    def normalized(self, rank: int | None) -> float | None:
+        return None
+
+    def contribution(self, rank: int | None) -> float:
+        return 0.0 if rank is None else self.weight / (self.rank_constant + rank)
+
+
+class _Normalized(_Counted):
+    def __init__(self, route: RankedRoute, fusion: Fusion, window: int) -> None:
+        super().__init__(route, fusion, window)
+        scores = [hit.score for hit in self.hits[:window]]
+        self.least, greatest = min(scores, default=0.0), max(scores, default=0.0)
+        # Equal scores have no spread; their computed deviation need not come out as exactly 0.
+        self.flat = 0.0 if greatest == self.least else None
+        if fusion.normalizer == "minmax":
+            self.zero, self.unit = self.least, greatest - self.least
+            self.flat = None if self.flat is None else 1.0
+        elif self.flat is None:
+            self.zero = math.fsum(scores) / len(scores)
+            self.unit = math.sqrt(math.fsum((score - self.zero) ** 2 for score in scores) / len(scores))
+
+    def normalized(self, rank: int | None) -> float | None:
+        if not self.hits:
+            return None
+        if self.flat is not None:
+            return self.flat
+        score = self.least if rank is None else self.hits[rank - 1].score
+        return (score - self.zero) / self.unit
+
+    def contribution(self, rank: int | None) -> float:
+        return self.weight * (self.normalized(rank) or 0.0)
+
+
+def _sum(key: str, routes: Sequence[_Counted], *, within: int | None) -> Fused:
+    ranks = {route.name: route.ranks[key] for route in routes if key in route.ranks}
+    counted = {name: rank for name, rank in ranks.items() if within is None or rank <= within}
+    contributions = {route.name: route.contribution(counted.get(route.name)) for route in routes}
+    normalized = {route.name: route.normalized(counted.get(route.name)) for route in routes}
+    dates = [route.hits[route.ranks[key] - 1].created_ms for route in routes if key in route.ranks]
+    total = math.fsum(contributions.values())
+    return Fused(
+        key,
+        score=total,
+        fused_score=total,
+        contributions=contributions,
+        ranks=ranks,
+        normalized={name: value for name, value in normalized.items() if value is not None},
+        best_rank=min(counted.values()),
+        created_ms=max((date for date in dates if date is not None), default=None),
+        beyond_window=within is None,
+    )
+
+
+def _order(hit: Fused) -> tuple[float, int, bool, int, str]:
+    undated = hit.created_ms is None
+    return (-hit.score, hit.best_rank, undated, 0 if hit.created_ms is None else -hit.created_ms, hit.key)
+
+
+def _capped(tail: Sequence[Fused], head: Sequence[Fused]) -> list[Fused]:
+    """Return the tail with no score above the head's last."""
+    if not head:
+        return list(tail)
+    return [replace(hit, score=min(hit.score, head[-1].score)) for hit in tail]

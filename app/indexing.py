@@ -1,0 +1,978 @@
+"""What happens to documents, in order: upsert, patch, delete, read, list, touch.
+
+Owns the checks, chunks and vectors of a bulk, and what is told about each item. How a write reaches the cluster and
+survives its troubles is `writes`; what a document looks like there is `documents`. Refuses to build queries: filters
+come in as clauses, ready.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+
+from app import chunking, documents, fields, names
+from app.chunking import Chunk
+from app.documents import InvalidItem, Source
+from app.elastic import Cluster, encode, pack_vector
+from app.errors import (
+    ClusterRejected,
+    ClusterUnavailable,
+    Conflict,
+    CursorExpired,
+    EmbedderUnavailable,
+    HalflifeError,
+    InvalidRequest,
+    StorageFull,
+    Unavailable,
+)
+from app.models import BulkResult, Collection, Document, DocumentPatch, ItemResult, StoredDocument
+from app.times import format_instant, parse_instant
+from app.writes import Patience, RefreshWhen, Stamper, Stored, Target, Targets, Write, Writer
+
+SLICE_ITEMS: Final = 256
+SLICE_CHARS: Final = 2_000_000
+PARALLEL_SLICES: Final = 2
+"""While one slice waits for the cluster or the embedder, the next is checked and chunked."""
+CHANGE_ITEMS: Final = 32
+"""Documents that are read whole, vectors included, and written again at a time."""
+SCAN_ITEMS: Final = 1_000
+SCAN_KEEP_ALIVE_S: Final = 120.0
+CHARS_IN_LOOP: Final = 20_000
+"""Longer texts are cut in a thread, so that others are served meanwhile (1,000,000 characters take 0.1 to 1 s)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How texts are cut; tokens are counted by `count_tokens`."""
+
+    max_tokens: int = chunking.DEFAULT_MAX_TOKENS
+    overlap_tokens: int = chunking.DEFAULT_OVERLAP_TOKENS
+    count_tokens: Callable[[str], int] = chunking.estimate_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Documents in id order; `after` and `pit` lead to the next page, both None after the last."""
+
+    documents: list[StoredDocument]
+    total: int
+    after: str | None
+    pit: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """How many documents a filter deleted, and what became of those that it couldn't."""
+
+    deleted: int
+    failures: list[ItemResult]
+
+
+class Indexer:
+    """Stores and reads documents of any collection; holds no state of a request."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        targets: Callable[[str], Targets],
+        stamper: Stamper,
+        now: Callable[[], datetime],
+        chunks: Chunking | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        """`targets` returns, for a collection's name, where its writes go."""
+        self._cluster = cluster
+        self._targets = targets
+        self._stamper = stamper
+        self._now = now
+        self._chunks = chunks or Chunking()
+        self._patience = patience or Patience()
+
+    # --- upsert
+
+    async def upsert(
+        self, items: Sequence[Any], *, collection: Collection, refresh: RefreshWhen = "false"
+    ) -> BulkResult:
+        """Store documents, each checked on its own; the results stand in the order of the items.
+
+        Several items of one id are applied in their order. Raises InvalidRequest if every item is invalid,
+        EmbedderUnavailable, ClusterUnavailable or StorageFull if nothing could be stored because of that, and
+        NotFound if there is no such collection; each carries `items` and `failed`.
+        """
+        writer, report = self._writer(collection), _Report(len(items))
+        slices = [part for wave in _waves(items) for part in _slices(items, wave)]
+        for wave in _waves(items):
+            parts = list(_slices(items, wave))
+            gate = asyncio.Semaphore(PARALLEL_SLICES)
+            # With one slice the bulk itself can wait for the refresh; with more, one refresh ends them all.
+            with_bulk: RefreshWhen = refresh if len(slices) == 1 else "false"
+
+            async def store(
+                part: Sequence[int], gate: asyncio.Semaphore = gate, when: RefreshWhen = with_bulk
+            ) -> None:
+                async with gate:
+                    await self._store(writer, items, part, report, when)
+
+            await _all(store(part) for part in parts)
+        if refresh != "false" and len(slices) > 1 and report.stored:
+            await self._show(writer, report)
+        return report.result()
+
+    async def _store(
+        self,
+        writer: Writer,
+        items: Sequence[Any],
+        part: Sequence[int],
+        report: "_Report",
+        refresh: RefreshWhen,
+    ) -> None:
+        """Check, cut, embed and write one slice of items with distinct ids."""
+        leading = await writer.leading()
+        pending: list[_Upsert] = []
+        for position in part:
+            try:
+                document, declared = documents.check_document(items[position], leading.collection)
+                cuts = await self._cut(document)
+                pending.append(_Upsert(position, document, declared, format_instant(self._now()), cuts))
+            except InvalidItem as error:
+                report.fail(position, documents.id_of(items[position]), error)
+        rounds, until = 0, writer.deadline()
+        while pending:
+            try:
+                pending = await self._store_round(writer, pending, leading, report, refresh)
+            except Unavailable as error:
+                for item in pending:
+                    report.fail(item.position, item.document.id, error)
+                return
+            if pending and not await writer.pause(rounds, until=until):
+                for item in pending:
+                    report.fail(item.position, item.document.id, _contended())
+                return
+            rounds += 1
+
+    async def _store_round(
+        self,
+        writer: Writer,
+        pending: Sequence["_Upsert"],
+        leading: Target,
+        report: "_Report",
+        refresh: RefreshWhen,
+    ) -> list["_Upsert"]:
+        """Write what is pending and return what must be decided anew, since its document has changed meanwhile."""
+        found = await writer.read(
+            [item.document.id for item in pending],
+            source=[fields.DELETED, fields.REVISION, fields.CHUNK_HASH],
+        )
+        writes: list[Write] = []
+        for item in pending:
+            item.stored = found.get(item.document.id)
+            decision = _decide(item, writer)
+            if isinstance(decision, Write):
+                writes.append(decision)
+            else:
+                report.put(item.position, decision)
+        await self._reuse(writer, [write.payload for write in writes], leading)
+        await writer.write(writes, self._encode_upserts, refresh=refresh)
+        again = []
+        for write in writes:
+            item = write.payload
+            if write.error is not None:
+                report.fail(item.position, write.id, write.error)
+            elif write.conflict and item.document.if_version is not None:
+                report.put(item.position, _conflict(write.id, "it has changed meanwhile", None))
+            elif write.conflict:
+                again.append(item)
+            else:
+                report.put(
+                    item.position,
+                    ItemResult(
+                        id=write.id,
+                        status="created" if item.stored is None or item.stored.deleted else "updated",
+                        version=write.version,
+                        chunks=len(item.chunks),
+                        truncated=item.truncated or None,
+                    ),
+                )
+        return again
+
+    async def _cut(self, document: Document) -> list[Chunk]:
+        if document.embedding is not None:
+            return [chunking.whole(document.text, title=document.title)]
+        how = self._chunks
+
+        def cut() -> list[Chunk]:
+            return chunking.split(
+                document.text,
+                title=document.title,
+                max_tokens=how.max_tokens,
+                overlap_tokens=how.overlap_tokens,
+                count_tokens=how.count_tokens,
+            )
+
+        cuts = await asyncio.to_thread(cut) if len(document.text) > CHARS_IN_LOOP else cut()
+        if len(cuts) > documents.MAX_CHUNKS:
+            raise InvalidItem(
+                f"the text makes {len(cuts)} chunks, and a document holds {documents.MAX_CHUNKS} at most",
+                field="text",
+                remedy="split it into several documents, or configure larger chunks",
+            )
+        return cuts
+
+    async def _reuse(self, writer: Writer, items: Sequence["_Upsert"], leading: Target) -> None:
+        """Take the stored vectors of chunks that have not changed, where the model would be asked for them again."""
+        wanted: dict[str, _Upsert] = {}
+        for item in items:
+            if item.stored is None or not item.embeds or leading.space in item.reusable:
+                continue
+            hashes = {chunk.get("hash") for chunk in item.stored.source.get(fields.CHUNKS, ())}
+            if any(chunk.hash in hashes for chunk in item.chunks):
+                wanted[item.document.id] = item
+        if not wanted:
+            return
+        found = await writer.read(list(wanted), source=[fields.CHUNK_HASH, fields.EMBEDDING], vectors=True)
+        for id_, stored in found.items():
+            wanted[id_].reusable[leading.space] = {
+                chunk["hash"]: _pack(chunk["embedding"])
+                for chunk in stored.source.get(fields.CHUNKS, ())
+                if "hash" in chunk and "embedding" in chunk
+            }
+
+    async def _encode_upserts(self, target: Target, writes: Sequence[Write]) -> list[bytes | HalflifeError]:
+        items: list[_Upsert] = [write.payload for write in writes]
+        await self._embed(target, [item for item in items if target.space not in item.vectors])
+        return [
+            found
+            if isinstance(found := item.vectors[target.space], HalflifeError)
+            else encode(
+                documents.source(
+                    item.document,
+                    chunks=[
+                        documents.chunk_source(
+                            chunk.text,
+                            chunk.start,
+                            chunk.end,
+                            digest=chunk.hash if item.document.embedding is None else None,
+                            vector=vector,
+                        )
+                        for chunk, vector in zip(item.chunks, found, strict=True)
+                    ],
+                    declared=item.declared,
+                    indexed_at=item.indexed_at,
+                )
+            )
+            for item in items
+        ]
+
+    async def _embed(self, target: Target, items: Sequence["_Upsert"]) -> None:
+        """Give each item its vectors in the target's space, or the error that kept one of its chunks without."""
+        asked: dict[str, int] = {}
+        for item in items:
+            given = item.document.embedding
+            if given is not None and len(given) == target.collection.dims:
+                item.vectors[target.space] = [pack_vector(np.asarray(given))]
+            elif given is None and not item.embeds:
+                item.vectors[target.space] = [None] * len(item.chunks)
+            else:
+                known = item.reusable.get(target.space, {})
+                for chunk in item.chunks:
+                    if chunk.hash not in known:
+                        asked.setdefault(chunking.embedding_text(item.document.title, chunk.text), len(asked))
+        embedded = await target.embedder.embed_documents(list(asked)) if asked else None
+        for item in items:
+            if target.space in item.vectors:
+                continue
+            known = item.reusable.get(target.space, {})
+            vectors: list[str | None] = []
+            item.vectors[target.space] = vectors
+            for chunk in item.chunks:
+                if chunk.hash in known:
+                    vectors.append(known[chunk.hash])
+                    continue
+                assert embedded is not None
+                at = asked[chunking.embedding_text(item.document.title, chunk.text)]
+                vector = embedded.vectors[at]
+                if vector is None:
+                    item.vectors[target.space] = embedded.errors[at]
+                    break
+                item.truncated = item.truncated or at in embedded.truncated
+                vectors.append(pack_vector(vector))
+
+    # --- change and delete
+
+    async def patch(
+        self, items: Sequence[Any], *, collection: Collection, refresh: RefreshWhen = "false"
+    ) -> BulkResult:
+        """Change fields of stored documents and keep their text and vectors; null clears a field, `metadata` is replaced.
+
+        Raises InvalidRequest if every item is invalid, ClusterUnavailable or StorageFull if nothing could be stored.
+        """
+        writer, report = self._writer(collection), _Report(len(items))
+        leading = await writer.leading()
+        for wave in _waves(items):
+            changes = []
+            for position in wave:
+                try:
+                    patch, declared = documents.check_patch(items[position], leading.collection)
+                except InvalidItem as error:
+                    report.fail(position, documents.id_of(items[position]), error)
+                else:
+                    changes.append(
+                        _Change(position, patch.id, self._patching(patch, declared), patch.if_version)
+                    )
+            await self._change(writer, changes, report)
+        if refresh != "false" and report.stored:
+            await self._show(writer, report)
+        return report.result()
+
+    def _patching(self, patch: DocumentPatch, declared: Mapping[str, Any]) -> "_Apply":
+        indexed_at = format_instant(self._now())
+
+        def apply(stored: Stored) -> Source:
+            return documents.patched(stored.source, patch, declared=declared, indexed_at=indexed_at)
+
+        return apply
+
+    async def touch(self, instants: Mapping[str, datetime], *, collection: Collection) -> BulkResult:
+        """Set `last_accessed_at` of documents to the instant given for each, if it is later than what is stored.
+
+        A document that is missing or deleted stays so (`not_found`); one touched later already is `unchanged`.
+        """
+        writer, report = self._writer(collection), _Report(len(instants))
+
+        def touching(at: datetime) -> _Apply:
+            text = format_instant(at)
+
+            def apply(stored: Stored) -> Source | None:
+                before = stored.source.get(fields.LAST_ACCESSED_AT)
+                if before is not None and parse_instant(before) >= parse_instant(text):
+                    return None
+                return {**stored.source, fields.LAST_ACCESSED_AT: text}
+
+            return apply
+
+        changes = [
+            _Change(position, id_, touching(at)) for position, (id_, at) in enumerate(instants.items())
+        ]
+        await self._change(writer, changes, report)
+        return report.result()
+
+    async def delete_ids(
+        self, ids: Sequence[Any], *, collection: Collection, refresh: RefreshWhen = "false"
+    ) -> BulkResult:
+        """Delete documents by id; what is not there is `not_found`, which is no failure."""
+        writer, report = self._writer(collection), _Report(len(ids))
+        for wave in _waves(ids):
+            changes = []
+            for position in wave:
+                try:
+                    id_ = documents.check_id(ids[position])
+                except InvalidItem as error:
+                    report.fail(position, documents.id_of(ids[position]), error)
+                else:
+                    changes.append(_Change(position, id_, self._burying(id_), deletes=True))
+            await self._change(writer, changes, report, whole=False)
+        if refresh != "false" and report.stored:
+            await self._show(writer, report)
+        return report.result()
+
+    def _burying(self, id_: str) -> "_Apply":
+        indexed_at = format_instant(self._now())
+
+        def apply(stored: Stored) -> Source:
+            return documents.tombstone(id_, indexed_at=indexed_at, revision=stored.revision)
+
+        return apply
+
+    async def _change(
+        self, writer: Writer, changes: Sequence["_Change"], report: "_Report", *, whole: bool = True
+    ) -> None:
+        """Read, change and write documents of distinct ids, each only if it is still what was read; else again.
+
+        `whole`: the document is needed with its vectors; else only what a tombstone keeps of it.
+        """
+        step = CHANGE_ITEMS if whole else SLICE_ITEMS
+        for first in range(0, len(changes), step):
+            pending = list(changes[first : first + step])
+            rounds, until = 0, writer.deadline()
+            while pending:
+                try:
+                    pending = await self._change_round(writer, pending, report, whole=whole)
+                except Unavailable as error:
+                    for change in pending:
+                        report.fail(change.position, change.id, error)
+                    break
+                if pending and not await writer.pause(rounds, until=until):
+                    for change in pending:
+                        report.fail(change.position, change.id, _contended())
+                    break
+                rounds += 1
+
+    async def _change_round(
+        self, writer: Writer, pending: Sequence["_Change"], report: "_Report", *, whole: bool
+    ) -> list["_Change"]:
+        leading = await writer.leading()
+        wanted: bool | list[str] = True if whole else [fields.DELETED, fields.REVISION]
+        found = await writer.read([change.id for change in pending], source=wanted, vectors=whole)
+        writes = []
+        for change in pending:
+            stored = found.get(change.id)
+            if stored is None or stored.deleted:
+                report.put(change.position, ItemResult(id=change.id, status="not_found"))
+            elif change.if_version is not None and change.if_version != stored.version:
+                report.put(change.position, _conflict(change.id, "its version is another", stored.version))
+            elif (changed := change.apply(stored)) is None:
+                report.put(
+                    change.position, ItemResult(id=change.id, status="unchanged", version=stored.version)
+                )
+            else:
+                body = _Body(change, {leading.space: _packed(changed)})
+                writes.append(Write(change.id, stored.version + 1, guarded=True, payload=body))
+        await writer.write(writes, self._encode_bodies)
+        again = []
+        for write in writes:
+            change = write.payload.change
+            if write.error is not None:
+                report.fail(change.position, write.id, write.error)
+            elif write.conflict and change.if_version is not None:
+                report.put(change.position, _conflict(write.id, "it has changed meanwhile", None))
+            elif write.conflict:
+                again.append(change)
+            else:
+                report.put(
+                    change.position,
+                    ItemResult(
+                        id=write.id, status="deleted" if change.deletes else "updated", version=write.version
+                    ),
+                )
+        return again
+
+    async def _encode_bodies(self, target: Target, writes: Sequence[Write]) -> list[bytes | HalflifeError]:
+        """Return changed documents for a target; where its model is another, their chunks are embedded for it."""
+        bodies: list[_Body] = [write.payload for write in writes]
+        await self._translate(target, [body for body in bodies if target.space not in body.sources])
+        return [
+            found if isinstance(found := body.sources[target.space], HalflifeError) else encode(found)
+            for body in bodies
+        ]
+
+    async def _translate(self, target: Target, bodies: Sequence["_Body"]) -> None:
+        texts: dict[str, int] = {}
+        for body in bodies:
+            source = body.any_source()
+            for chunk in source.get(fields.CHUNKS, ()):
+                if "embedding" in chunk:
+                    texts.setdefault(_text_of(source, chunk), len(texts))
+        embedded = await target.embedder.embed_documents(list(texts)) if texts else None
+        for body in bodies:
+            source = body.any_source()
+            chunks: list[Source] = []
+            error: HalflifeError | None = None
+            for chunk in source.get(fields.CHUNKS, ()):
+                if "embedding" not in chunk or embedded is None:
+                    chunks.append(chunk)
+                    continue
+                at = texts[_text_of(source, chunk)]
+                vector = embedded.vectors[at]
+                if vector is None:
+                    error = embedded.errors[at]
+                    break
+                chunks.append({**chunk, "embedding": pack_vector(vector)})
+            body.sources[target.space] = error or ({**source, fields.CHUNKS: chunks} if chunks else source)
+
+    async def delete_matching(
+        self, clauses: Sequence[Mapping[str, Any]], *, collection: Collection, refresh: RefreshWhen = "false"
+    ) -> Deleted:
+        """Delete every document that the filter clauses match, none for all.
+
+        The number counts documents that were there and that this call deleted. One that changes meanwhile is judged
+        again as it then is. Raises ClusterUnavailable if the matches can't be read.
+        """
+        writer = self._writer(collection)
+        deleted = 0
+        failures: dict[str, ItemResult] = {}
+        only: list[str] | None = None
+        rounds, until = 0, writer.deadline()
+        while True:
+            # What is acknowledged must be found, whether or not a refresh came by.
+            await writer.refresh()
+            changed: list[str] = []
+            for narrowed in [clauses] if only is None else _by_ids(clauses, only):
+                async for hits in self._scan(writer, collection, narrowed):
+                    writes = [self._burial(hit) for hit in hits]
+                    await writer.write(writes, self._encode_bodies)
+                    for write in writes:
+                        if write.error is not None:
+                            failures[write.id] = _failed(write.id, write.error)
+                        elif write.conflict:
+                            changed.append(write.id)
+                        else:
+                            deleted += 1
+            if not changed:
+                break
+            if not await writer.pause(rounds, until=until):
+                failures |= {id_: _failed(id_, _contended()) for id_ in changed}
+                break
+            only, rounds = changed, rounds + 1
+        if refresh != "false" and deleted:
+            await writer.refresh()
+        return Deleted(deleted, list(failures.values()))
+
+    def _burial(self, hit: Mapping[str, Any]) -> Write:
+        stored = Stored(hit["_version"], hit.get("_source", {}))
+        change = _Change(0, hit["_id"], self._burying(hit["_id"]), deletes=True)
+        body = documents.tombstone(
+            hit["_id"], indexed_at=format_instant(self._now()), revision=stored.revision
+        )
+        return Write(hit["_id"], stored.version + 1, guarded=True, payload=_Body(change, {None: body}))
+
+    async def _scan(
+        self, writer: Writer, collection: Collection, clauses: Sequence[Mapping[str, Any]]
+    ) -> AsyncIterator[list[Source]]:
+        """Yield the matching documents' ids, versions and revisions in id order, in pages, as of one point in time.
+
+        If that is lost on the way, another goes on after the last id.
+        """
+        pit: str | None = None
+        after: str | None = None
+        pauses, until = 0, writer.deadline()
+        try:
+            while True:
+                try:
+                    pit = pit or await self._open_pit(collection, SCAN_KEEP_ALIVE_S)
+                    answer = await self._page_of(
+                        pit, clauses, after, SCAN_ITEMS, {"_source": [fields.REVISION]}, SCAN_KEEP_ALIVE_S
+                    )
+                except (CursorExpired, ClusterUnavailable) as error:
+                    if not await writer.pause(pauses, until=until):
+                        raise
+                    pauses += 1
+                    pit = None if isinstance(error, CursorExpired) else pit
+                    continue
+                pauses, until = 0, writer.deadline()
+                hits = answer["hits"]["hits"]
+                pit = answer.get("pit_id", pit)
+                if hits:
+                    yield hits
+                    after = hits[-1]["sort"][0]
+                if len(hits) < SCAN_ITEMS:
+                    return
+        finally:
+            if pit is not None:
+                await self._cluster.close_pit(pit)
+
+    # --- read
+
+    async def get(self, ids: Sequence[str], *, collection: Collection) -> list[StoredDocument | None]:
+        """Return the documents in the order of the ids, in real time; None for what is not there or deleted.
+
+        Raises NotFound if there is no such collection.
+        """
+        entries = await self._cluster.mget(
+            names.read_alias(collection.name),
+            ids,
+            source=list(documents.STORED_FIELDS),
+            timeout_s=self._patience.request_timeout_s,
+        )
+        return [
+            documents.stored(entry["_source"], version=entry["_version"])
+            if entry.get("found") and not entry["_source"].get(fields.DELETED)
+            else None
+            for entry in entries
+        ]
+
+    async def list_documents(
+        self,
+        clauses: Sequence[Mapping[str, Any]],
+        *,
+        collection: Collection,
+        size: int,
+        after: str | None = None,
+        pit: str | None = None,
+        keep_alive_s: float = SCAN_KEEP_ALIVE_S,
+    ) -> Page:
+        """Return the matching documents in id order, all for no clauses, as of the first page's point in time.
+
+        The next page takes `after` and `pit` of this one. Raises CursorExpired when the point in time is gone.
+        """
+        pit = pit or await self._open_pit(collection, keep_alive_s)
+        more = {"_source": list(documents.STORED_FIELDS), "track_total_hits": True}
+        answer = await self._page_of(pit, clauses, after, size, more, keep_alive_s)
+        hits = answer["hits"]["hits"]
+        pit = answer.get("pit_id", pit)
+        going_on = len(hits) == size
+        if not going_on:
+            await self._cluster.close_pit(pit)
+        return Page(
+            documents=[documents.stored(hit["_source"], version=hit["_version"]) for hit in hits],
+            total=answer["hits"]["total"]["value"],
+            after=hits[-1]["sort"][0] if going_on else None,
+            pit=pit if going_on else None,
+        )
+
+    async def _open_pit(self, collection: Collection, keep_alive_s: float) -> str:
+        return await self._cluster.open_pit(
+            names.read_alias(collection.name),
+            keep_alive_s=keep_alive_s,
+            timeout_s=self._patience.request_timeout_s,
+            allow_partial=False,
+        )
+
+    async def _page_of(
+        self,
+        pit: str,
+        clauses: Sequence[Mapping[str, Any]],
+        after: str | None,
+        size: int,
+        more: Mapping[str, Any],
+        keep_alive_s: float,
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "pit": {"id": pit, "keep_alive": f"{round(keep_alive_s * 1000)}ms"},
+            "size": size,
+            "query": {"bool": {"filter": list(clauses)}} if clauses else {"match_all": {}},
+            "sort": [{fields.DOCUMENT_ID: "asc"}],
+            "version": True,
+            "track_total_hits": False,
+            **more,
+        }
+        if after is not None:
+            body["search_after"] = [after]
+        answer = await self._cluster.search(
+            None, body, timeout_s=self._patience.request_timeout_s, doing="listing documents"
+        )
+        if answer.get("timed_out") or answer.get("_shards", {}).get("failed"):
+            raise ClusterUnavailable("listing documents: not every shard answered", retry_after_s=1)
+        return answer
+
+    # --- small change
+
+    def _writer(self, collection: Collection) -> Writer:
+        return Writer(
+            self._cluster,
+            self._targets(collection.name),
+            self._stamper,
+            read_alias=names.read_alias(collection.name),
+            patience=self._patience,
+        )
+
+    async def _show(self, writer: Writer, report: "_Report") -> None:
+        try:
+            await writer.refresh()
+        except Unavailable as error:
+            raise ClusterUnavailable(
+                f"the documents are stored, but can't be made visible to searches now: {error.detail}",
+                remedy="don't send them again; they appear with the next refresh",
+                retry_after_s=1,
+                **report.members(),
+            ) from error
+
+
+class TouchQueue:
+    """Collects touches and writes them later, each document once with its latest instant.
+
+    Touches are worth little: past `most` waiting documents new ones are dropped and counted, and what could not be
+    written when the queue closes is lost.
+    """
+
+    def __init__(
+        self,
+        touch: Callable[[Mapping[str, datetime], Collection], Awaitable[BulkResult]],
+        *,
+        interval_s: float = 1.0,
+        most: int = 10_000,
+    ) -> None:
+        """`touch` writes them, as `Indexer.touch` does."""
+        self._touch = touch
+        self._interval_s = interval_s
+        self._most = most
+        self._waiting: dict[str, tuple[Collection, dict[str, datetime]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._flushing = asyncio.Lock()
+        self.dropped = 0
+        self.failed = 0
+
+    def add(self, collection: Collection, ids: Iterable[str], at: datetime) -> None:
+        """Note that these documents were read at that moment."""
+        _, waiting = self._waiting.setdefault(collection.name, (collection, {}))
+        room = self._most - sum(len(instants) for _, instants in self._waiting.values())
+        for id_ in ids:
+            if id_ in waiting:
+                waiting[id_] = max(waiting[id_], at)
+            elif room > 0:
+                waiting[id_] = at
+                room -= 1
+            else:
+                self.dropped += 1
+
+    async def start(self) -> None:
+        """Write what is waiting every `interval_s` from now on."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="touches")
+
+    async def flush(self) -> None:
+        """Write what is waiting now. Never raises for the cluster's troubles: those touches wait for the next time."""
+        async with self._flushing:
+            waiting, self._waiting = self._waiting, {}
+            for collection, instants in waiting.values():
+                if not instants:
+                    continue
+                try:
+                    result = await self._touch(instants, collection)
+                except Unavailable:
+                    self._put_back(collection, instants)
+                except HalflifeError:
+                    self.failed += len(instants)
+                else:
+                    lost = [
+                        item.id for item in result.items if item.status == "failed" and item.id is not None
+                    ]
+                    self._put_back(collection, {id_: instants[id_] for id_ in lost})
+
+    async def close(self) -> None:
+        """Stop, after one more attempt to write what is waiting."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        await self.flush()
+
+    def _put_back(self, collection: Collection, instants: Mapping[str, datetime]) -> None:
+        for id_, at in instants.items():
+            self.add(collection, [id_], at)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.flush()
+
+
+# --- what is under way -----------------------------------------------------------------------------------------------
+
+_Apply = Callable[[Stored], Source | None]
+_Space = tuple[str | None, int]
+
+
+@dataclass(eq=False, slots=True)
+class _Upsert:
+    """One document on its way in; `vectors` and `reusable` (by chunk hash) are packed, for each model's space."""
+
+    position: int
+    document: Document
+    declared: Mapping[str, Any]
+    indexed_at: str
+    chunks: list[Chunk]
+    stored: Stored | None = None
+    vectors: dict[_Space, list[str | None] | HalflifeError] = field(default_factory=dict)
+    reusable: dict[_Space, dict[str, str]] = field(default_factory=dict)
+    truncated: bool = False
+
+    @property
+    def embeds(self) -> bool:
+        """Tell whether the model makes the vectors: the caller neither sent one nor refused one."""
+        return "embedding" not in self.document.model_fields_set
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Change:
+    """What is to happen to a stored document; `apply` returns None where nothing is left to do."""
+
+    position: int
+    id: str
+    apply: _Apply
+    if_version: int | None = None
+    deletes: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Body:
+    """A changed document, for each space of vectors; one without chunks is the same in all."""
+
+    change: _Change | None
+    sources: dict[_Space | None, Source | HalflifeError]
+
+    def any_source(self) -> Source:
+        """Return the document in the space it was read in."""
+        source = next(iter(self.sources.values()))
+        assert not isinstance(source, HalflifeError)
+        return source
+
+
+class _Report:
+    """The items' results as they become known."""
+
+    def __init__(self, size: int) -> None:
+        self._results: list[ItemResult | None] = [None] * size
+        self._errors: dict[int, HalflifeError] = {}
+
+    @property
+    def stored(self) -> bool:
+        """Tell whether anything was written."""
+        return any(r is not None and r.status in ("created", "updated", "deleted") for r in self._results)
+
+    def put(self, position: int, result: ItemResult) -> None:
+        self._results[position] = result
+
+    def fail(self, position: int, id_: str | None, error: HalflifeError) -> None:
+        self._errors[position] = error
+        self._results[position] = _failed(id_, error)
+
+    def members(self) -> dict[str, Any]:
+        """Return `items` and `failed` as an error carries them."""
+        result = self._whole()
+        return {"items": [item.model_dump(mode="json") for item in result.items], "failed": result.failed}
+
+    def result(self) -> BulkResult:
+        """Return all results; raise where one cause kept every item out."""
+        result = self._whole()
+        if len(self._errors) < len(result.items) or not result.items:
+            return result
+        if all(item.status == "invalid" for item in result.items):
+            first = next(iter(sorted(self._errors)))
+            error = self._errors[first]
+            count = len(result.items)
+            raise InvalidRequest(
+                error.detail
+                if count == 1
+                else f"none of the {count} items is valid; the first: {error.detail}",
+                field=f"{first}.{error.field}" if error.field else str(first),
+                remedy=error.remedy,
+                **self.members(),
+            )
+        for kind in (EmbedderUnavailable, ClusterUnavailable, StorageFull):
+            causes = [error for error in self._errors.values() if isinstance(error, kind)]
+            if causes and all(isinstance(e, kind | InvalidItem) for e in self._errors.values()):
+                raise kind(
+                    f"nothing was stored: {causes[0].detail}",
+                    remedy=causes[0].remedy,
+                    retry_after_s=causes[0].retry_after_s,
+                    **self.members(),
+                )
+        return result
+
+    def _whole(self) -> BulkResult:
+        assert all(result is not None for result in self._results), "an item was forgotten"
+        items = [result for result in self._results if result is not None]
+        return BulkResult(
+            items=items, failed=sum(item.status in ("conflict", "invalid", "failed") for item in items)
+        )
+
+
+def _decide(item: _Upsert, writer: Writer) -> Write | ItemResult:
+    """Choose the version of an upsert by what is stored, or say why it is not written.
+
+    A caller's revision is compared with the revision stored, not with the version: touches and patches raise that
+    too, and must neither swallow the caller's next revision nor be undone by a late repeat of an old one.
+    """
+    document, stored = item.document, item.stored
+    if document.if_version is not None:
+        if stored is None:
+            return _conflict(document.id, "there is no such document", None)
+        if stored.version != document.if_version:
+            return _conflict(document.id, "its version is another", stored.version)
+        return Write(document.id, stored.version + 1, guarded=True, payload=item)
+    if document.revision is not None:
+        if stored is None:
+            return Write(document.id, document.revision, guarded=True, payload=item)
+        if stored.revision is not None and stored.revision >= document.revision:
+            if stored.revision == document.revision and not stored.deleted:
+                chunks = len(stored.source.get(fields.CHUNKS, ()))
+                return ItemResult(id=document.id, status="unchanged", version=stored.version, chunks=chunks)
+            what = "deleted" if stored.deleted else "stored"
+            return _conflict(document.id, f"it is {what} under revision {stored.revision}", stored.version)
+        version = max(document.revision, stored.version + 1)
+        return Write(document.id, version, guarded=True, payload=item)
+    return Write(document.id, writer.stamp(stored), guarded=False, payload=item)
+
+
+def _conflict(id_: str, what: str, version: int | None) -> ItemResult:
+    error = Conflict(f"the document was not written: {what}", remedy="read it again and decide anew")
+    return ItemResult(id=id_, status="conflict", version=version, error=documents.item_error(error))
+
+
+def _contended() -> HalflifeError:
+    return Conflict("other writers kept changing the document first", remedy="send it again")
+
+
+def _failed(id_: str | None, error: HalflifeError) -> ItemResult:
+    """Return the result of an item that is not stored; what Elasticsearch refused for its content is invalid too."""
+    refused = (
+        isinstance(error, ClusterRejected) and error.members.get("elasticsearch", {}).get("status") == 400
+    )
+    return ItemResult(
+        id=id_,
+        status="invalid" if isinstance(error, InvalidRequest) or refused else "failed",
+        error=documents.item_error(error),
+    )
+
+
+def _waves(items: Sequence[Any]) -> list[list[int]]:
+    """Return positions in groups to be done one after the other, so that items of one id keep their order."""
+    waves: list[list[int]] = []
+    seen: dict[str, int] = {}
+    for position, item in enumerate(items):
+        given = item.get("id") if isinstance(item, Mapping) else item
+        number = 0
+        if isinstance(given, str):
+            number = seen.get(given, 0)
+            seen[given] = number + 1
+        if number == len(waves):
+            waves.append([])
+        waves[number].append(position)
+    return waves
+
+
+def _slices(items: Sequence[Any], positions: Sequence[int]) -> list[list[int]]:
+    """Cut into groups of bounded count and text."""
+    slices: list[list[int]] = []
+    chars = 0
+    for position in positions:
+        item = items[position]
+        text = item.get("text") if isinstance(item, Mapping) else None
+        size = len(text) if isinstance(text, str) else 0
+        if not slices or len(slices[-1]) >= SLICE_ITEMS or chars + size > SLICE_CHARS:
+            slices.append([])
+            chars = 0
+        slices[-1].append(position)
+        chars += size
+    return slices
+
+
+def _by_ids(clauses: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> list[list[Mapping[str, Any]]]:
+    return [
+        [*clauses, {"ids": {"values": list(ids[first : first + SCAN_ITEMS])}}]
+        for first in range(0, len(ids), SCAN_ITEMS)
+    ]
+
+
+def _text_of(source: Source, chunk: Source) -> str:
+    return chunking.embedding_text(source.get(fields.TITLE, ""), chunk["text"])
+
+
+def _pack(vector: Sequence[float]) -> str:
+    return pack_vector(np.asarray(vector, dtype=np.float32))
+
+
+def _packed(source: Source) -> Source:
+    """Return the document with the vectors that came back as lists packed again."""
+    if fields.CHUNKS not in source:
+        return source
+    chunks = [
+        {**chunk, "embedding": _pack(chunk["embedding"])}
+        if isinstance(chunk.get("embedding"), list)
+        else chunk
+        for chunk in source[fields.CHUNKS]
+    ]
+    return {**source, fields.CHUNKS: chunks}
+
+
+async def _all(work: Iterable[Awaitable[None]]) -> None:
+    """Wait for all of it, then raise the first failure: what is under way is never cut off halfway."""
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -1,0 +1,218 @@
+"""Wiring: opens every client in the lifespan, checks that cluster and service fit, hands them to the routes.
+
+`create_app(settings)` is the factory; `from_environment` is what uvicorn is pointed at.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from app import catalog, indexing, openapi
+from app.api import Service, install_handlers, router
+from app.edge import Edge
+from app.elastic import Cluster
+from app.embedding import Embedder
+from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError
+from app.reranking import Reranker
+from app.search import Doors
+from app.settings import Settings
+from app.targets import CatalogTargets
+from app.writes import Stamper, Targets
+
+Result = TypeVar("Result")
+log = logging.getLogger("halflife")
+VERSION = "0.1.0"
+
+
+def from_environment() -> FastAPI:
+    """Return the service as the environment configures it."""
+    return create_app(Settings())
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the service; its clients are opened when it starts and closed when it ends.
+
+    Start-up waits for the cluster and the embedder, installs the templates, and stops with the remedy where a
+    template, an index or the embedder's dims do not fit.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        cluster = _cluster(settings)
+        embedder = _embedder(settings)
+        reranker = _reranker(settings)
+        touches: indexing.TouchQueue | None = None
+        try:
+            service = await _start(settings, cluster=cluster, embedder=embedder, reranker=reranker)
+            touches = service.touches
+            await touches.start()
+            app.state.service = service
+            service.ready = True
+            log.info(
+                "ready: %s, model %s with %d dims", settings.elasticsearch_urls, service.model, service.dims
+            )
+            yield
+            service.ready = False
+        finally:
+            if touches is not None:
+                await touches.close()
+            if reranker is not None:
+                await reranker.close()
+            await embedder.close()
+            await cluster.close()
+
+    app = FastAPI(
+        title="Halflife",
+        version=VERSION,
+        summary="Hybrid search on Elasticsearch that knows how old a passage is, and says why each hit stands where it stands.",
+        lifespan=lifespan,
+        docs_url="/docs" if settings.docs else None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if settings.docs else None,
+    )
+    app.include_router(router)
+    install_handlers(app)
+    openapi.install(app)
+    app.add_middleware(
+        Edge,
+        max_body_bytes=settings.max_body_bytes,
+        max_concurrent=settings.max_concurrent_requests,
+        new_id=lambda: uuid.uuid4().hex,
+    )
+    return app
+
+
+def _plain(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
+
+def _cluster(settings: Settings) -> Cluster:
+    return Cluster.connect(
+        urls=settings.elasticsearch_urls,
+        api_key=_plain(settings.elasticsearch_api_key),
+        username=settings.elasticsearch_username,
+        password=_plain(settings.elasticsearch_password),
+        ca_certs=settings.elasticsearch_ca,
+        verify_certs=settings.elasticsearch_verify_certs,
+        request_timeout_s=settings.elasticsearch_timeout_s,
+        connections=settings.elasticsearch_connections,
+    )
+
+
+def _embedder(settings: Settings) -> Embedder:
+    return Embedder.connect(
+        base_url=settings.embedding_base_url,
+        api_key=_plain(settings.embedding_api_key),
+        model=settings.embedding_model,
+        dims=settings.embedding_dims,
+        query_prefix=settings.embedding_query_prefix,
+        document_prefix=settings.embedding_document_prefix,
+        send_dimensions=settings.embedding_send_dimensions,
+        max_batch=settings.embedding_max_batch,
+        max_batch_tokens=settings.embedding_max_batch_tokens,
+        max_input_tokens=settings.embedding_max_input_tokens,
+        concurrency=settings.embedding_concurrency,
+        timeout_s=settings.embedding_timeout_s,
+        cache_size=settings.embedding_cache_size,
+    )
+
+
+def _reranker(settings: Settings) -> Reranker | None:
+    if settings.rerank_url is None:
+        return None
+    return Reranker.connect(
+        url=settings.rerank_url,
+        model=settings.rerank_model,
+        api_key=_plain(settings.rerank_api_key),
+        form=settings.rerank_form,
+        timeout_s=settings.rerank_timeout_s,
+    )
+
+
+def _indexer(
+    settings: Settings, *, cluster: Cluster, embedder: Embedder, known: catalog.Catalog
+) -> indexing.Indexer:
+    def targets(name: str) -> Targets:
+        return CatalogTargets(name, cluster=cluster, catalog=known, embedder=lambda _: embedder)
+
+    return indexing.Indexer(
+        cluster=cluster,
+        targets=targets,
+        # Two processes that stamp in the same microsecond are told apart by this number.
+        stamper=Stamper(secrets.randbelow(64), lambda: time.time_ns() // 1000),
+        now=_now,
+        chunks=indexing.Chunking(
+            max_tokens=settings.chunk_tokens, overlap_tokens=settings.chunk_overlap_tokens
+        ),
+    )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def _start(
+    settings: Settings, *, cluster: Cluster, embedder: Embedder, reranker: Reranker | None
+) -> Service:
+    """Return the service, everything it needs having answered and fitting together."""
+    deadline = time.monotonic() + settings.startup_wait_s
+    await _patiently(cluster.check_version, ClusterUnavailable, deadline, "Elasticsearch")
+    dims = await _patiently(embedder.check, EmbedderUnavailable, deadline, "the embedding server")
+    await _patiently(
+        lambda: catalog.install_templates(cluster, dims=dims), ClusterUnavailable, deadline, "Elasticsearch"
+    )
+    await _patiently(
+        lambda: catalog.verify(cluster, dims=dims, model=settings.embedding_model),
+        ClusterUnavailable,
+        deadline,
+        "Elasticsearch",
+    )
+    known = catalog.Catalog(cluster)
+    indexer = _indexer(settings, cluster=cluster, embedder=embedder, known=known)
+    secret = _plain(settings.cursor_secret)
+    doors = Doors(
+        cluster=cluster,
+        embedder=embedder,
+        reranker=reranker,
+        cursor_secrets=[secret.encode() if secret else secrets.token_bytes(32)],
+    )
+    return Service(
+        doors=doors,
+        catalog=known,
+        indexer=indexer,
+        touches=indexing.TouchQueue(
+            lambda instants, collection: indexer.touch(instants, collection=collection)
+        ),
+        now=_now,
+        auto_create=settings.auto_create_collections,
+        dims=dims,
+        model=settings.embedding_model,
+    )
+
+
+async def _patiently(
+    work: Callable[[], Awaitable[Result]], waits_for: type[HalflifeError], deadline: float, what: str
+) -> Result:
+    """Return what the work gives, trying again while its dependency is not up yet; then let its error end the start."""
+    pause_s = 0.2
+    told = False
+    while True:
+        try:
+            return await work()
+        except waits_for as error:
+            if time.monotonic() + pause_s > deadline:
+                raise
+            if not told:
+                log.warning("waiting for %s: %s", what, error.detail)
+                told = True
+        await asyncio.sleep(pause_s)
+        pause_s = min(2.0, pause_s * 1.5)

@@ -1,0 +1,886 @@
+"""The values that callers send and get: frozen, refusing unknown fields, with units, ranges and defaults.
+
+No clock, no network, no Elasticsearch syntax. Names follow Elasticsearch where it has one.
+"""
+
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from app import fields
+from app.times import DAY_MS, MS, Duration, Instant
+
+MAX_ID_BYTES = 512
+MAX_QUERY_CHARS = 10_000
+MAX_TOP_K = 10_000
+MAX_WINDOW = 10_000
+MAX_QUERIES = 100
+MAX_ROUTES = 16
+MAX_FILTER_DEPTH = 8
+MAX_FILTER_TERMS = 4_096
+MAX_KEYWORD_CHARS = 1_024
+MAX_TEXT_CHARS = 5_000_000
+MAX_TITLE_CHARS = 2_000
+DEFAULT_WINDOW = 100
+
+
+class Value(BaseModel):
+    """A frozen value that refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+
+def invalid(message: str) -> PydanticCustomError:
+    """Return an error whose message reaches the caller unchanged."""
+    return PydanticCustomError("value_error", "{message}", {"message": message})
+
+
+def _clean_text(value: str) -> str:
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise invalid("holds a lone surrogate, which is not valid Unicode: send well-formed UTF-8")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_clean_text)]
+
+
+def _check_id(value: str) -> str:
+    _clean_text(value)
+    size = len(value.encode())
+    if size == 0 or size > MAX_ID_BYTES:
+        raise invalid(f"an id is 1 to {MAX_ID_BYTES} bytes of UTF-8; this one has {size}")
+    if value == "..":
+        raise invalid(
+            "'..' can't be an id: URLs drop it, and a DELETE would reach what stands above the document"
+        )
+    return value
+
+
+DocumentId = Annotated[
+    str,
+    AfterValidator(_check_id),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}),
+]
+
+_COLLECTION = re.compile(r"[a-z0-9][a-z0-9_]*(?:-[a-z0-9_]+)*")
+_RESERVED_COLLECTION = re.compile(r".*-(?:\d{14,}|w-\d+-[ab])|.*-w-\d+-[ab]|w-\d+-[ab]|\d{14,}")
+
+
+def check_collection(value: str) -> str:
+    """Return the name if its alias, indices and write aliases can't be confused with another collection's."""
+    if len(value) > 100 or not _COLLECTION.fullmatch(value) or _RESERVED_COLLECTION.fullmatch(value):
+        raise invalid(
+            "a collection's name is 1 to 100 lower-case letters, digits, '_' and single '-' between them, and does "
+            "not end like an index of ours ('-20260131000000', '-w-1-a')"
+        )
+    return value
+
+
+CollectionName = Annotated[
+    str,
+    AfterValidator(check_collection),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 100, "pattern": f"^{_COLLECTION.pattern}$", "examples": ["handbook"]}),
+]  # fmt: skip
+
+Filter = Annotated[
+    dict[str, Any],
+    Field(
+        description=(
+            "Field or metadata key -> a value, a list of values (any of them), or an object of operators "
+            "(gt, gte, lt, lte, in, ne, exists); `and` / `or` take lists of filters, `not` takes one. "
+            "Ranges need a date field or a field declared for the collection."
+        ),
+        examples=[{"lang": "en", "creation_time": {"gte": "2025-01-01"}, "not": {"tags": "draft"}}],
+    ),
+]
+
+
+# --- decay ---------------------------------------------------------------------------------------------------
+
+DecayKind = Literal["exp", "gauss", "linear"]
+DecayField = Literal["creation_time", "updated_at", "last_accessed_at"]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+_RATE = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*/\s*(d|h|m|s)\s*")
+
+
+def _rate_per_day(value: Any) -> Any:
+    if isinstance(value, str):
+        match = _RATE.fullmatch(value)
+        if match is None:
+            raise invalid("a rate is a number per day, or text with its unit, such as '0.02/h'")
+        return float(match[1]) * (DAY_MS / MS[match[2]])
+    return value
+
+
+class DecayStrength(Value):
+    """The shape of a decay; every field may be left out, so that a route can override just some of them."""
+
+    kind: DecayKind | None = Field(
+        None, description="exp: d^(age/scale); gauss: d^((age/scale)^2); linear: a ramp to 0."
+    )
+    half_life: Duration | None = Field(
+        None, description="Age at which the decay is one half.", examples=["180d"]
+    )
+    scale: Duration | None = Field(None, description="Age (beyond the offset) at which the decay is `decay`.")
+    decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="Decay at `scale`; 0.5 if left out."
+    )
+    rate: Annotated[float, Field(gt=0, le=1e8), BeforeValidator(_rate_per_day)] | None = Field(
+        None,
+        description="Per day (or text such as '0.02/h'): exp is exp(-rate*age), linear is 1 - rate*age.",
+        json_schema_extra={"type": ["number", "string", "null"], "anyOf": None},
+    )
+    hourly_loss: Fraction | None = Field(
+        None, description="(1 - hourly_loss)^hours: LangChain's decay_rate; exp only."
+    )
+    offset: Duration | None = Field(None, description="Age up to which nothing decays.")
+    field: DecayField | None = Field(None, description="The date that ages; `creation_time` if left out.")
+    floor: Fraction | None = Field(
+        None, description="The factor used is floor + (1-floor)*decay; left out: 0.5, on vector routes 0.9."
+    )
+    missing: Fraction | None = Field(
+        None, description="The factor of undated documents; the floor if left out."
+    )
+    future: Literal["clamp", "symmetric"] | None = Field(
+        None,
+        description="Dates after the origin: factor 1 (clamp, the default), or as far in the past (symmetric).",
+    )
+
+    @model_validator(mode="after")
+    def _one_strength(self) -> Self:
+        given = [name for name in STRENGTHS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise invalid(
+                f"gives its strength twice ({', '.join(given)}): keep exactly one of {', '.join(STRENGTHS)}"
+            )
+        if self.decay is not None and self.scale is None:
+            raise invalid("`decay` is the factor at `scale`: give `scale` too, or use `half_life`")
+        for name in ("half_life", "scale"):
+            if getattr(self, name) == 0:
+                raise invalid(f"`{name}` must be longer than zero")
+        if self.kind == "gauss" and (self.rate is not None or self.hourly_loss is not None):
+            raise invalid("gauss has no constant rate: use `half_life` or `scale` with `decay`")
+        if self.kind == "linear" and self.hourly_loss is not None:
+            raise invalid(
+                "`hourly_loss` compounds by the hour, which is exp: drop `kind`, or use `rate` for a ramp"
+            )
+        return self
+
+
+STRENGTHS = ("half_life", "scale", "rate", "hourly_loss")
+
+
+class Decay(DecayStrength):
+    """How age lowers a score, and where."""
+
+    placement: Literal["route", "fused"] = Field(
+        "route",
+        description="route: inside each route in the cluster, before fusion; fused: the fused score times the factor.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_both(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("placement") == "both":
+            raise invalid("`placement` can't be 'both': age would count twice; choose 'route' or 'fused'")
+        return value
+
+    @model_validator(mode="after")
+    def _has_strength(self) -> Self:
+        if all(getattr(self, name) is None for name in STRENGTHS):
+            raise invalid(
+                f"needs its strength: one of {', '.join(STRENGTHS)}, such as {{'half_life': '180d'}}"
+            )
+        return self
+
+
+class ResolvedDecay(Value):
+    """A decay as Elasticsearch takes it: no default left open.
+
+    `shape` "step" is the limit of losing everything at once (1 up to the offset, then 0), "none" is no loss.
+    """
+
+    shape: Literal["exp", "gauss", "linear", "step", "none"]
+    scale_ms: int = Field(DAY_MS, gt=0)
+    decay: float = Field(0.5, gt=0, lt=1)
+    offset_ms: int = Field(0, ge=0)
+    field: DecayField = "creation_time"
+    floor: float = Field(0.0, ge=0, le=1)
+    missing: float = Field(0.0, ge=0, le=1)
+    future: Literal["clamp", "symmetric"] = "clamp"
+
+
+# --- routes, fusion, stages after it -----------------------------------------------------------------------------
+
+RouteKind = Literal["text", "vector", "fresh_text", "fresh_vector"]
+Off = Literal["off"]
+
+
+def _decay_or_off(value: Any) -> str:
+    return "_off" if isinstance(value, str) else "_decay"
+
+
+DecayOrOff = Annotated[
+    Annotated[Decay, Tag("_decay")] | Annotated[Off, Tag("_off")], Discriminator(_decay_or_off)
+]
+StrengthOrOff = Annotated[
+    Annotated[DecayStrength, Tag("_decay")] | Annotated[Off, Tag("_off")], Discriminator(_decay_or_off)
+]
+
+
+class Route(Value):
+    """One recall query, ranked in the cluster."""
+
+    kind: RouteKind = Field(description="text: BM25; vector: kNN; fresh_*: the same within a date window.")
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_]*$")] | None = Field(
+        None,
+        description="Its key in the answer; the kind if left out (numbered from the second of a kind on).",
+    )
+    weight: Annotated[float, Field(ge=0, le=1000)] = Field(
+        1.0, description="Multiplies its term in the fusion."
+    )
+    decay: StrengthOrOff | None = Field(None, description="Overrides parts of the request's decay, or 'off'.")
+    window: Duration | None = Field(
+        None, description="fresh_* only: how far back its documents reach; '30d' if left out."
+    )
+    field: DecayField | None = Field(
+        None, description="fresh_* only: the date of its window; the decay's if left out."
+    )
+    filter: Filter | None = Field(None, description="A further filter for this route alone.")
+    query: Annotated[Text, Field(min_length=1, max_length=MAX_QUERY_CHARS)] | None = Field(
+        None, description="Other words for this route, such as a rewritten query; the request's if left out."
+    )
+    num_candidates: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="Vector routes: candidates per shard; at least the window."
+    )
+
+    @model_validator(mode="after")
+    def _fits_kind(self) -> Self:
+        fresh = self.kind.startswith("fresh_")
+        if not fresh and self.window is not None:
+            raise invalid(
+                f"`window` belongs to fresh_text and fresh_vector, not to '{self.kind}': use kind 'fresh_{self.kind}'"
+            )
+        if not fresh and self.field is not None:
+            raise invalid(f"`field` belongs to fresh_text and fresh_vector, not to '{self.kind}'")
+        if self.window == 0:
+            raise invalid("`window` must be longer than zero")
+        if self.num_candidates is not None and not self.kind.endswith("vector"):
+            raise invalid("`num_candidates` belongs to vector routes")
+        return self
+
+
+class Fusion(Value):
+    """How the routes' lists become one."""
+
+    method: Literal["rrf", "linear", "additive"] = Field(
+        "rrf",
+        description=(
+            "rrf: sum of weight/(rank_constant+rank); linear: weighted sum of normalised scores; additive: "
+            "relevance + salience + recency, the time-weighted memory's score."
+        ),
+    )
+    rank_constant: Annotated[float, Field(ge=1, le=1e6)] = Field(60, description="rrf only.")
+    window: Annotated[int, Field(ge=1, le=MAX_WINDOW)] | None = Field(
+        None, description=f"Ranks of each route that count; {DEFAULT_WINDOW} if left out."
+    )
+    normalizer: Literal["zscore", "minmax"] | None = Field(
+        None, description="linear only; 'zscore' if left out."
+    )
+    weights: (
+        dict[Literal["relevance", "salience", "recency"], Annotated[float, Field(ge=0, le=1000)]] | None
+    ) = Field(None, description="additive only; 1 each if left out.")
+
+    @model_validator(mode="after")
+    def _fits_method(self) -> Self:
+        if "rank_constant" in self.model_fields_set and self.method != "rrf":
+            raise invalid(f"`rank_constant` belongs to method 'rrf', not '{self.method}'")
+        if self.normalizer is not None and self.method != "linear":
+            raise invalid(f"`normalizer` belongs to method 'linear', not '{self.method}'")
+        if self.weights is not None and self.method != "additive":
+            raise invalid(
+                f"`weights` belongs to method 'additive'; give each route its own `weight` for '{self.method}'"
+            )
+        return self
+
+
+class Rerank(Value):
+    """Let a cross-encoder reorder the head of the fused list."""
+
+    candidates: Annotated[int, Field(ge=1, le=1000)] = Field(50, description="Fused hits it reads.")
+    top_n: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="Hits kept; `top_k` if left out."
+    )
+    min_score: float | None = Field(None, description="Least score kept, on the reranker's own scale.")
+    decay: bool = Field(True, description="Multiply the normalised rerank score by the decay factor.")
+
+
+class Dedup(Value):
+    """Drop hits that say what a kept hit says already."""
+
+    threshold: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.9, description="Cosine of stored vectors from which two are one."
+    )
+    keep: Literal["higher", "newer"] = Field("higher", description="Which of two near duplicates stays.")
+
+
+class Mmr(Value):
+    """Maximal marginal relevance: trade relevance against repetition."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+
+    lambda_: Fraction = Field(0.5, alias="lambda", description="1: relevance alone; 0: difference alone.")
+    candidates: Annotated[int, Field(ge=1, le=1000)] = Field(50, description="Fused hits it chooses from.")
+
+
+def _vector(value: list[float]) -> list[float]:
+    if not value or len(value) > 4096:
+        raise invalid("a vector has 1 to 4096 numbers")
+    if not all(math.isfinite(x) and abs(x) <= 3.4e38 for x in value):
+        raise invalid("a vector's numbers are finite 32-bit floats")
+    if math.sqrt(math.fsum(x * x for x in value)) < 1e-15:
+        raise invalid("a zero vector has no direction, so no cosine: leave it out")
+    return value
+
+
+Vector = Annotated[list[Annotated[float, Field(strict=True)]], AfterValidator(_vector)]
+
+
+class Query(Value):
+    """What is looked for: the part of a search that differs between the queries of a batch."""
+
+    query: Annotated[Text, Field(min_length=1, max_length=MAX_QUERY_CHARS)] = Field(
+        description="The question or keywords, as typed.", examples=["how long may I carry over leave?"]
+    )
+    query_vector: Vector | None = Field(
+        None, description="Its embedding, if the caller has it; of the collection's dims."
+    )
+    filter: Filter | None = None
+    as_of: Instant | None = Field(
+        None,
+        description="The origin of decay and age; documents created after it are hidden. Now if left out.",
+    )
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = Field(10, description="Hits on one page.")
+
+    @model_validator(mode="after")
+    def _not_blank(self) -> Self:
+        if not self.query.strip():
+            raise invalid(
+                "`query` is blank: write words, or list documents with GET /v1/collections/{collection}/documents"
+            )
+        return self
+
+
+class Search(Query):
+    """One search, whole."""
+
+    collection: CollectionName
+    decay: DecayOrOff | None = Field(
+        None, description="How age lowers scores; left out: the collection's ranking profile, else no decay."
+    )
+    routes: Annotated[list[Route], Field(min_length=1, max_length=MAX_ROUTES)] | None = Field(
+        None, description="The recall queries; `text` and `vector` if left out."
+    )
+    fusion: Fusion | None = None
+    min_relevance: Fraction | None = Field(None, description="Least cosine of a hit, applied in the cluster.")
+    rerank: Rerank | None = None
+    dedup: Dedup | None = None
+    mmr: Mmr | None = None
+    collapse: bool = Field(True, description="One hit per document (its best chunk); false: one per chunk.")
+    neighbours: Annotated[int, Field(ge=0, le=20)] = Field(
+        0, description="Chunks before and after the best one that `text` includes."
+    )
+    valid_time: Literal["only", "any"] = Field(
+        "only",
+        description="only: documents with start_date/end_date must be true at the origin; any: they need not.",
+    )
+    highlight: bool = Field(False, description="Mark the text route's terms in title and text.")
+    fields: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64)] | None = Field(
+        None,
+        description="Which of the document's own fields a hit carries ('title', 'metadata', 'tags', …); all if left out.",
+    )
+    include_embedding: bool = Field(False, description="Add the stored vector of the hit's chunk.")
+    explain: bool = Field(
+        False, description="Add what costs more: missed routes' figures and the request bodies for Kibana."
+    )
+    touch: bool = Field(False, description="Set `last_accessed_at` of the returned documents to the origin.")
+    paging: bool = Field(True, description="false: no cursor, and no point in time is held open.")
+    strict: bool = Field(False, description="Answer an error rather than a degraded result.")
+    timeout_ms: Annotated[int, Field(ge=50, le=60_000)] | None = Field(
+        None, description="Time budget of this request."
+    )
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        names = [route.name for route in self.routes or [] if route.name is not None]
+        if len(names) != len(set(names)):
+            raise invalid("two `routes` have the same `name`: each is a key of the answer")
+        window = self.fusion.window if self.fusion else None
+        if window is not None and self.top_k > window:
+            raise invalid(
+                f"`top_k` {self.top_k} is more than `fusion.window` {window}: raise the window or page with the cursor"
+            )
+        if isinstance(self.decay, Decay) and self.decay.placement == "fused":
+            for route in self.routes or []:
+                if route.decay is not None:
+                    raise invalid(
+                        "`routes[].decay` belongs to placement 'route'; with 'fused' one factor multiplies the fused score"
+                    )
+        if self.decay == "off" and any(isinstance(route.decay, DecayStrength) for route in self.routes or []):
+            raise invalid(
+                "`decay` is 'off' but a route overrides it: give the request a decay, or drop the route's"
+            )
+        if self.rerank and self.mmr:
+            raise invalid("`rerank` and `mmr` both order the head: choose one")
+        if self.rerank and self.rerank.top_n is not None and self.rerank.top_n > self.rerank.candidates:
+            raise invalid("`rerank.top_n` is more than `rerank.candidates`")
+        return self
+
+
+class SearchBatch(Value):
+    """Several queries of one collection, answered in order; what is common to them stands beside the list."""
+
+    model_config = ConfigDict(extra="allow")
+
+    queries: Annotated[list[Any], Field(min_length=1, max_length=MAX_QUERIES)] = Field(
+        description="Objects with `query` and whatever else differs; each may also carry any other search field.",
+        json_schema_extra={"items": {"$ref": "#/components/schemas/Query"}},
+    )
+
+
+class NextPage(Value):
+    """The page after the one that gave this cursor."""
+
+    cursor: Annotated[str, Field(min_length=1, max_length=65_536)]
+
+
+class Why(Search):
+    """A search, and a document to account for in it."""
+
+    id: DocumentId = Field(description="The document whose place in this search's result is asked about.")
+
+
+class WhyRoute(Value):
+    """How one route sees the document."""
+
+    matches: bool
+    rank: int | None = Field(
+        None, description="Its place in the whole collection under this route's filter, from 1."
+    )
+    rank_relation: Literal["eq", "gte"] = Field(
+        "eq", description="gte: it lies at this rank or further down."
+    )
+    in_window: bool = False
+    score: float | None = None
+    decay: float | None = None
+    decayed_score: float | None = None
+    contribution: float = 0.0
+    rank_if_current: int | None = Field(
+        None, description="The rank it would have if its own decay factor were 1."
+    )
+    note: str | None = None
+
+
+class WhyResult(Value):
+    """Why a document stands where it stands, or is not there."""
+
+    id: str
+    origin: Instant
+    exists: bool
+    excluded_by: list[str] = Field(description="What keeps it out altogether; empty where it can be found.")
+    title: str | None = None
+    creation_time: Instant | None = None
+    age_days: float | None = None
+    evergreen: bool = False
+    relevance: float | None = None
+    decay: float | None = None
+    routes: dict[str, WhyRoute]
+    fused_rank: int | None = Field(
+        None, description="Its place in the fused list; null where it is not in it."
+    )
+    fused_score: float | None = Field(
+        None, description="Its fused score; what it would be without a window if it is not in it."
+    )
+    top_k: int
+    page_score: float | None = Field(None, description="The score of the last hit on the first page.")
+    on_page: bool
+    what_it_takes: list[str] = Field(description="What would bring it onto the first page.")
+    warnings: list[str] = Field(default_factory=list)
+
+
+# --- documents ---------------------------------------------------------------------------------------------------
+
+Keyword = Annotated[Text, Field(min_length=1, max_length=MAX_KEYWORD_CHARS)]
+Revision = Annotated[int, Field(ge=1, le=2**62, strict=True)]
+
+
+def _check_metadata(value: dict[str, Any]) -> dict[str, Any]:
+    stack: list[tuple[Any, int, str]] = [(value, 1, "metadata")]
+    seen = 0
+    while stack:
+        node, depth, path = stack.pop()
+        seen += 1
+        if seen > 10_000:
+            raise invalid("metadata holds more than 10000 values")
+        if isinstance(node, dict):
+            if depth > 16:
+                raise invalid(f"{path[:80]} is nested deeper than 16 levels")
+            for key, child in node.items():
+                if "\0" in key or len(key.encode(errors="replace")) > 256:
+                    raise invalid(
+                        f"the key '{key[:40]!r}' in {path[:80]} holds NUL or is longer than 256 bytes"
+                    )
+                _clean_text(key)
+                stack.append((child, depth + 1, f"{path}.{key}"))
+        elif isinstance(node, list):
+            stack.extend((child, depth, path) for child in node)
+            if depth > 16:
+                raise invalid(f"{path[:80]} is nested deeper than 16 levels")
+            depth += 1
+        elif isinstance(node, str):
+            _clean_text(node)
+        elif isinstance(node, float) and not math.isfinite(node):
+            raise invalid(f"{path[:80]} is not a finite number")
+    return value
+
+
+class DocumentFields(Value):
+    """What a caller may say about a document beside its text; each is stored as sent and can be filtered by."""
+
+    creation_time: Instant | None = Field(None, description="When it was made; undated if left out.")
+    updated_at: Instant | None = Field(None, description="When it was last changed.")
+    last_accessed_at: Instant | None = Field(None, description="When it was last read (memory mode).")
+    start_date: Instant | None = Field(None, description="From when on it is true.")
+    end_date: Instant | None = Field(None, description="Until when (exclusive) it is true.")
+    expires_at: Instant | None = Field(
+        None, description="From when on searches skip it and a purge may remove it."
+    )
+    evergreen: Annotated[bool, Field(strict=True)] = Field(False, description="Never decays.")
+    salience: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
+        None, description="Importance, for additive memory scores."
+    )
+    source: Keyword | None = None
+    source_id: Keyword | None = None
+    url: Keyword | None = None
+    author: Keyword | None = None
+    tags: Annotated[list[Keyword], Field(max_length=256)] | None = None
+    lang: Keyword | None = Field(None, examples=["en", "zh"])
+    document_type: Keyword | None = None
+    department: Keyword | None = None
+    region: Keyword | None = None
+    product_version: Keyword | None = None
+    metadata: Annotated[dict[str, Any], AfterValidator(_check_metadata)] = Field(
+        default_factory=dict, description="Anything; returned as sent, filtered by key."
+    )
+
+
+class Document(DocumentFields):
+    """A document as upserted."""
+
+    id: DocumentId = Field(examples=["leave-2026"])
+    title: Annotated[Text, Field(max_length=MAX_TITLE_CHARS)] = ""
+    text: Annotated[Text, Field(max_length=MAX_TEXT_CHARS)] = Field(
+        "", description="May be empty where the title is not."
+    )
+    embedding: Vector | None = Field(
+        None,
+        description="Its vector, if the caller has it (one chunk then); null: store without one; left out: embed it.",
+    )
+    revision: Revision | None = Field(
+        None, description="The caller's own growing number; an older one than stored is refused (409)."
+    )
+    if_version: Revision | None = Field(None, description="Write only if the stored `version` is this one.")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.text.strip() and not self.title.strip():
+            raise invalid("`text` and `title` are blank: there is nothing to find it by")
+        if self.revision is not None and self.if_version is not None:
+            raise invalid("`revision` and `if_version` are two ways to guard a write: choose one")
+        return self
+
+
+class DocumentPatch(DocumentFields):
+    """Fields of a stored document to change without embedding it again; null clears one."""
+
+    id: DocumentId
+    if_version: Revision | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.model_fields_set - {"id", "if_version"}:
+            raise invalid("changes nothing: name a field")
+        if "evergreen" in self.model_fields_set and self.evergreen is None:
+            raise invalid("`evergreen` is true or false")
+        return self
+
+
+Refresh = Annotated[
+    Literal["false", "true", "wait_for"],
+    BeforeValidator(lambda value: str(value).lower() if isinstance(value, bool) else value),
+    WithJsonSchema({"enum": [False, True, "false", "true", "wait_for"], "default": False}),
+]
+
+
+class PatchDocuments(Value):
+    """Documents to change in part."""
+
+    documents: Annotated[list[Any], Field(min_length=1, max_length=10_000)] = Field(
+        json_schema_extra={"items": {"$ref": "#/components/schemas/DocumentPatch"}},
+    )
+    refresh: Refresh = "false"
+
+
+class DeleteDocuments(Value):
+    """What to delete: ids, or a filter, or everything."""
+
+    ids: Annotated[list[DocumentId], Field(min_length=1, max_length=10_000)] | None = None
+    filter: Filter | None = None
+    delete_all: Annotated[bool, Field(strict=True)] = Field(
+        False, description="Must be true to delete every document."
+    )
+    refresh: Refresh = "false"
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        given = [
+            name
+            for name, there in (("ids", self.ids), ("filter", self.filter), ("delete_all", self.delete_all))
+            if there
+        ]
+        if self.filter is not None and not self.filter:
+            raise invalid("`filter` is empty and would match everything: set `delete_all` to true for that")
+        if len(given) != 1:
+            raise invalid("give exactly one of `ids`, `filter` and `delete_all`: true")
+        return self
+
+
+class Upsert(Value):
+    """A bulk of documents to store."""
+
+    documents: Annotated[list[Any], Field(min_length=1, max_length=10_000)] = Field(
+        json_schema_extra={"items": {"$ref": "#/components/schemas/Document"}},
+    )
+    refresh: Refresh = Field("false", description="wait_for: answer when searches see it; true: refresh now.")
+
+
+class ItemError(Value):
+    """Why one item of a bulk failed."""
+
+    type: str
+    detail: str
+    field: str | None = None
+    remedy: str | None = None
+
+
+class ItemResult(Value):
+    """What became of one item, in the order sent."""
+
+    id: str | None
+    status: Literal[
+        "created", "updated", "unchanged", "deleted", "not_found", "conflict", "invalid", "failed"
+    ]
+    version: int | None = None
+    chunks: int | None = None
+    truncated: bool | None = None
+    error: ItemError | None = None
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value is not None or key == "id"}
+
+
+class BulkResult(Value):
+    """The items' fates and how many of them failed."""
+
+    items: list[ItemResult]
+    failed: int
+
+
+class Deletion(BulkResult):
+    """How many documents a delete took away, and the items that were named or failed."""
+
+    deleted: int
+
+
+class StoredDocument(DocumentFields):
+    """A document as stored."""
+
+    id: str
+    title: str
+    text: str
+    version: int
+    chunks: int
+    indexed_at: Instant | None = None
+    revision: int | None = None
+
+
+class DocumentPage(Value):
+    """Documents in the order of their ids, and where the next page begins."""
+
+    documents: list[StoredDocument]
+    total: int
+    cursor: str | None
+
+
+# --- collections ---------------------------------------------------------------------------------------------------
+
+DeclaredType = Literal["long", "double", "date", "keyword", "boolean"]
+FieldName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+Similarity = Literal["cosine", "dot_product", "l2_norm", "max_inner_product"]
+
+
+class CollectionOptions(Value):
+    """How a collection is made; what can't change in place needs a reindex."""
+
+    dims: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="The embedder's if left out.")
+    similarity: Similarity = "cosine"
+    declared: Annotated[dict[FieldName, DeclaredType], Field(max_length=200)] = Field(
+        default_factory=dict, description="Metadata keys that are typed, so that ranges work on them."
+    )
+    shards: Annotated[int, Field(ge=1, le=64)] = 1
+    replicas: Annotated[int, Field(ge=0, le=5)] | None = Field(
+        None, description="Elasticsearch's own default if left out."
+    )
+
+    @model_validator(mode="after")
+    def _no_clash(self) -> Self:
+        for name in self.declared:
+            if name in fields.RESERVED:
+                raise invalid(f"`declared.{name}`: that name is a field of every document already")
+        return self
+
+
+class Collection(Value):
+    """What a collection is, as stored in its index."""
+
+    name: str
+    index: str
+    dims: int
+    similarity: Similarity
+    declared: dict[str, DeclaredType]
+    model: str | None = None
+    template_version: int
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+class Total(Value):
+    """How many documents a route matches, as Elasticsearch counts them."""
+
+    value: int
+    relation: Literal["eq", "gte"]
+
+
+class RouteStatus(Value):
+    """How one route did."""
+
+    status: Literal["ok", "partial", "failed", "skipped"]
+    took_ms: int | None = None
+    total: Total | None = None
+    returned: int = 0
+    reason: str | None = None
+    body: dict[str, Any] | None = None
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        return {
+            key: value
+            for key, value in handler(self).items()
+            if value is not None or key in ("took_ms", "total")
+        }
+
+
+class RouteHit(Value):
+    """One route's part in a hit: `score` as the query scored it, times `decay` is `decayed_score`."""
+
+    rank: int | None
+    score: float | None
+    decay: float | None
+    decayed_score: float | None
+    contribution: float
+    normalized: float | None = None
+    note: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        return {k: v for k, v in handler(self).items() if v is not None or k not in ("normalized", "note")}
+
+
+OPTIONAL_IN_HIT = (
+    "version",
+    "chunk",
+    "passage",
+    "highlights",
+    "embedding",
+    "rerank_score",
+    "near_duplicates",
+    "warning",
+    "additive",
+)
+
+
+class Hit(Value):
+    """One result, and why it stands where it stands."""
+
+    id: str
+    score: float = Field(description="What the list is ordered by; after a rerank the rerank's.")
+    fused_score: float
+    title: str | None = None
+    text: str | None = None
+    creation_time: Instant | None = None
+    metadata: dict[str, Any] | None = None
+    fields: dict[str, Any] = Field(
+        default_factory=dict, description="The document's other fields that are set."
+    )
+    age_days: float | None = Field(
+        description="Days from the decay's date to the origin; negative in the future."
+    )
+    relevance: float | None = Field(description="Cosine of query and chunk, clamped to [0, 1].")
+    decay: float | None = Field(description="The factor of the request's decay; null where it is off.")
+    evergreen: bool = False
+    routes: dict[str, RouteHit]
+    chunk: dict[str, Any] | None = Field(
+        None, description="Which chunk: number, start and end in the document's text."
+    )
+    highlights: dict[str, list[str]] | None = None
+    embedding: list[float] | None = None
+    rerank_score: float | None = None
+    near_duplicates: list[str] | None = Field(None, description="Ids dropped as near duplicates of this hit.")
+    additive: dict[str, float] | None = Field(None, description="The terms of an additive score.")
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        return {k: v for k, v in handler(self).items() if v is not None or k not in OPTIONAL_IN_HIT}
+
+
+class SearchResult(Value):
+    """The answer to one search."""
+
+    origin: Instant
+    took_ms: int
+    degraded: bool
+    warnings: list[str]
+    cursor: str | None
+    routes: dict[str, RouteStatus]
+    hits: list[Hit]
+    explain: dict[str, Any] | None = None
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        return {k: v for k, v in handler(self).items() if v is not None or k != "explain"}

@@ -1,0 +1,75 @@
+"""The names of our aliases and indices, and what a name found in the cluster means. No clock, no network.
+
+All of a collection's names start with `halflife-<collection>`; what else the service keeps in the cluster starts
+with `halflife_`, which no collection's name can reach.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Literal
+
+PREFIX = "halflife-"
+OWN_PREFIX = "halflife_"
+
+Slot = Literal["a", "b"]
+
+_INDEX = re.compile(r"halflife-(?P<collection>[a-z0-9][a-z0-9_-]*)-(?P<moment>\d{17})")
+_WRITE_ALIAS = re.compile(
+    r"halflife-(?P<collection>[a-z0-9][a-z0-9_-]*)-w-(?P<generation>[1-9]\d{0,17})-(?P<slot>[ab])"
+)
+_READ_ALIAS = re.compile(r"halflife-(?P<collection>[a-z0-9][a-z0-9_-]*)")
+
+
+def read_alias(collection: str) -> str:
+    """Return the alias that searches address; it hides tombstones."""
+    return f"{PREFIX}{collection}"
+
+
+def write_alias(collection: str, generation: int, slot: Slot = "a") -> str:
+    """Return the alias that writes of one generation address; generations count from 1."""
+    if generation < 1:
+        raise ValueError(f"generations count from 1, not {generation}")
+    return f"{PREFIX}{collection}-w-{generation}-{slot}"
+
+
+def index_name(collection: str, moment: datetime) -> str:
+    """Return the name of an index made at `moment` (aware): `halflife-handbook-20260131080000000`, to the millisecond."""
+    if moment.tzinfo is None:
+        raise ValueError("the moment of an index name needs its time zone")
+    utc = moment.astimezone(UTC)
+    return f"{PREFIX}{collection}-{utc.year:04d}{utc:%m%d%H%M%S}{utc.microsecond // 1000:03d}"
+
+
+def index_pattern(collection: str) -> str:
+    """Return the wildcard that covers the collection's indices and write aliases.
+
+    `handbook` covers those of `handbook-old` too: filter what comes back with `collection_of`.
+    """
+    return f"{PREFIX}{collection}-*"
+
+
+def own_index(purpose: str) -> str:
+    """Return the name of an index that holds the service's own state, such as `halflife_state`."""
+    return f"{OWN_PREFIX}{purpose}"
+
+
+def parse_write_alias(name: str) -> tuple[str, int, Slot] | None:
+    """Return (collection, generation, slot), or None if the name is not a write alias of ours."""
+    match = _WRITE_ALIAS.fullmatch(name)
+    if match is None:
+        return None
+    return match["collection"], int(match["generation"]), "a" if match["slot"] == "a" else "b"
+
+
+def parse_read_alias(name: str) -> str | None:
+    """Return the collection, or None if the name is not a read alias of ours."""
+    if parse_write_alias(name) or _INDEX.fullmatch(name):
+        return None
+    match = _READ_ALIAS.fullmatch(name)
+    return match["collection"] if match else None
+
+
+def collection_of(index: str) -> str | None:
+    """Return the collection that a concrete index of ours belongs to, or None."""
+    match = _INDEX.fullmatch(index)
+    return match["collection"] if match else None

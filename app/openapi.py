@@ -1,0 +1,182 @@
+"""The OpenAPI document: every body's schema, with an example each that runs against the sample collection.
+
+Routes read their bodies themselves (strict JSON, failures per item), so what they take is written down here.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from app import models
+
+REF = "#/components/schemas/{model}"
+
+SEARCH_EXAMPLES: dict[str, dict[str, Any]] = {
+    "plain": {
+        "summary": "A question, both routes, no decay",
+        "value": {"collection": "handbook", "query": "how long may I carry over leave?", "top_k": 5},
+    },
+    "decayed": {
+        "summary": "Newer versions first, old ones never invisible",
+        "value": {
+            "collection": "handbook",
+            "query": "how long may I carry over leave?",
+            "top_k": 5,
+            "as_of": "2026-06-30T00:00:00Z",
+            "filter": {"lang": "en"},
+            "decay": {"kind": "exp", "half_life": "365d"},
+        },
+    },
+    "routes": {
+        "summary": "Own routes, weights and floors",
+        "value": {
+            "collection": "handbook",
+            "query": "how long may I carry over leave?",
+            "decay": {"half_life": "180d", "floor": 0.3},
+            "routes": [
+                {"kind": "text"},
+                {"kind": "vector", "weight": 1.0, "decay": {"floor": 0.95}},
+                {"kind": "fresh_text", "window": "90d", "weight": 0.5},
+            ],
+            "fusion": {"method": "rrf", "rank_constant": 60, "window": 100},
+        },
+    },
+    "batch": {
+        "summary": "Several queries at once",
+        "value": {
+            "collection": "handbook",
+            "decay": {"half_life": "365d"},
+            "queries": [{"query": "carry over leave"}, {"query": "年假结转", "filter": {"lang": "zh"}}],
+        },
+    },
+}
+WHY_EXAMPLES = {
+    "why": {
+        "summary": "Why is last year's policy not on the page?",
+        "value": {
+            "collection": "handbook",
+            "query": "how long may I carry over leave?",
+            "decay": {"half_life": "365d"},
+            "top_k": 3,
+            "id": "leave-policy-2023",
+        },
+    }
+}
+UPSERT_EXAMPLES = {
+    "upsert": {
+        "summary": "One document",
+        "value": {
+            "documents": [
+                {
+                    "id": "leave-2026",
+                    "title": "Annual leave",
+                    "text": "Up to five days of unused leave may be carried over until the end of March.",
+                    "creation_time": "2026-01-02",
+                    "lang": "en",
+                    "metadata": {"owner": "people team"},
+                }
+            ],
+            "refresh": "wait_for",
+        },
+    }
+}
+PATCH_EXAMPLES = {
+    "evergreen": {
+        "summary": "Mark a document as never decaying",
+        "value": {"documents": [{"id": "leave-2026", "evergreen": True}]},
+    }
+}
+DELETE_EXAMPLES = {
+    "ids": {"summary": "By ids", "value": {"ids": ["leave-2026"]}},
+    "filter": {"summary": "By filter", "value": {"filter": {"source": "drafts"}}},
+}
+COLLECTION_EXAMPLES = {
+    "declared": {
+        "summary": "With a metadata key that ranges work on",
+        "value": {"declared": {"price": "double"}},
+    }
+}
+
+_BODIES: dict[tuple[str, str], tuple[tuple[type[BaseModel], ...], dict[str, Any]]] = {
+    ("/v1/search", "post"): ((models.Search, models.SearchBatch, models.NextPage), SEARCH_EXAMPLES),
+    ("/v1/why", "post"): ((models.Why,), WHY_EXAMPLES),
+    ("/v1/collections/{collection}", "put"): ((models.CollectionOptions,), COLLECTION_EXAMPLES),
+    ("/v1/collections/{collection}/documents", "post"): ((models.Upsert,), UPSERT_EXAMPLES),
+    ("/v1/collections/{collection}/documents", "patch"): ((models.PatchDocuments,), PATCH_EXAMPLES),
+    ("/v1/collections/{collection}/documents/delete", "post"): ((models.DeleteDocuments,), DELETE_EXAMPLES),
+}
+_ALSO = (models.Query, models.Document, models.DocumentPatch)
+_OPTIONAL_BODIES = {("/v1/collections/{collection}", "put")}
+
+
+def install(app: FastAPI) -> None:
+    """Make the application serve the completed document."""
+
+    def generate() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = complete(
+                get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+            )
+        return app.openapi_schema
+
+    app.openapi = generate  # type: ignore[method-assign]
+
+
+def complete(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with the bodies that routes read themselves, and problems as the errors of all of them."""
+    wanted: list[type[BaseModel]] = [
+        *{model: None for bodies, _ in _BODIES.values() for model in bodies},
+        *_ALSO,
+    ]
+    _, definitions = models_json_schema([(model, "validation") for model in wanted], ref_template=REF)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name, schema in definitions.get("$defs", {}).items():
+        schemas[name] = schema
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)
+    schemas["Problem"] = PROBLEM_SCHEMA
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            body = _BODIES.get((path, method))
+            if body is not None:
+                references = [{"$ref": REF.format(model=model.__name__)} for model in body[0]]
+                operation["requestBody"] = {
+                    "required": (path, method) not in _OPTIONAL_BODIES,
+                    "content": {
+                        "application/json": {
+                            "schema": references[0] if len(references) == 1 else {"anyOf": references},
+                            "examples": body[1],
+                        }
+                    },
+                }
+            operation["responses"].pop("422", None)
+            if path.startswith("/v1/"):
+                operation["responses"]["default"] = {
+                    "description": "What went wrong, the field at fault and the remedy (RFC 9457).",
+                    "content": {
+                        "application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}
+                    },
+                }
+    return document
+
+
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "title": "Problem",
+    "description": "RFC 9457 problem details.",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "examples": ["urn:halflife:problem:invalid-request"]},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "field": {"type": "string", "description": "The field at fault."},
+        "remedy": {"type": "string", "description": "What to do about it."},
+        "retry_after_s": {"type": "number"},
+        "request_id": {"type": ["string", "null"]},
+        "errors": {"type": "array", "items": {"type": "object"}},
+    },
+}

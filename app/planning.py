@@ -1,0 +1,493 @@
+"""From one search request to what the cluster is asked, and back from its answers to ranked candidates.
+
+Pure. Composes `decay`, `filters` and `queries` for the use-cases that ask and explain; holds no client and no
+clock. Everything sent is a plain dict that pastes into Kibana.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from app import decay, fields, filters, queries
+from app.errors import InvalidRequest
+from app.models import (
+    DEFAULT_WINDOW,
+    Collection,
+    Decay,
+    DecayStrength,
+    Fusion,
+    ResolvedDecay,
+    Route,
+    RouteKind,
+    Search,
+    Total,
+)
+from app.times import DAY_MS, parse_instant, to_ms
+
+DEFAULT_ROUTES: Final = (Route(kind="text"), Route(kind="vector"))
+CHUNKS_PER_DOCUMENT: Final = 20
+"""Chunks of one document that may stand in a list when hits are not collapsed."""
+VECTOR_OVERSAMPLE: Final = 2
+"""With decay on, a vector route asks for this many times its window, since decay reorders only what kNN found."""
+THRESHOLD_NEIGHBOURS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRoute:
+    """A route with nothing left open."""
+
+    name: str
+    kind: RouteKind
+    weight: float
+    decay: ResolvedDecay | None
+    filters: tuple[dict[str, Any], ...]
+    text: str
+    words: str
+    num_candidates: int
+
+    @property
+    def needs_vector(self) -> bool:
+        return self.kind in ("vector", "fresh_vector")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A search with nothing left open but its vectors."""
+
+    search: Search
+    collection: Collection
+    origin_ms: int
+    routes: tuple[PlannedRoute, ...]
+    placement: Literal["route", "fused", "off"]
+    base_decay: ResolvedDecay | None
+    fusion: Fusion
+    window: int
+    filters: tuple[dict[str, Any], ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def tail(self) -> int | None:
+        """The size of the further lists that fill a page longer than the window, if it is."""
+        return self.search.top_k if self.search.top_k > self.window else None
+
+    def texts_to_embed(self) -> list[str]:
+        """Return the distinct texts whose vectors the bodies need, in a stable order."""
+        texts = [route.text for route in self.routes if route.needs_vector]
+        if self.search.min_relevance is not None or self.fusion.method == "additive":
+            texts.append(self.search.query)
+        return list(dict.fromkeys(texts))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A document (or chunk) in one route's list, as the cluster scored it."""
+
+    key: str
+    id: str
+    rank: int
+    score: float
+    base: float
+    factor: float | None
+    created_ms: int | None
+    aged_ms: int | None
+    evergreen: bool
+    salience: float | None
+    chunk: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteAnswer:
+    """What one route gave."""
+
+    candidates: tuple[Candidate, ...]
+    total: Total | None
+    took_ms: int | None
+    partial: str | None
+
+
+def make_plan(
+    search: Search,
+    *,
+    collection: Collection,
+    now_ms: int,
+    forced: Sequence[dict[str, Any]] = (),
+    default_decay: Decay | None = None,
+) -> Plan:
+    """Return the plan of one search; `forced` clauses hold for every route and every later stage.
+
+    Raises InvalidRequest for filters outside the grammar and vectors of other dims.
+    """
+    origin_ms = now_ms if search.as_of is None else to_ms(search.as_of)
+    chosen = default_decay if search.decay is None else search.decay
+    base = None if chosen is None or chosen == "off" else chosen
+    if search.query_vector is not None and len(search.query_vector) != collection.dims:
+        raise InvalidRequest(
+            f"the query vector has {len(search.query_vector)} dims, the collection {collection.dims}",
+            field="query_vector",
+            remedy="embed the query with the collection's model, or leave `query_vector` out",
+        )
+    fusion = search.fusion or Fusion()
+    if fusion.method == "additive" and base is None:
+        raise InvalidRequest(
+            "additive scores add recency, but the request has no decay",
+            field="fusion.method",
+            remedy="give `decay`, such as {'hourly_loss': 0.01, 'field': 'last_accessed_at', 'floor': 0}",
+        )
+    common = [*forced, *_standing_filters(search, origin_ms=origin_ms)]
+    if search.filter:
+        common += filters.compile_filter(search.filter, declared=collection.declared)
+    warnings: list[str] = []
+    default = Decay(half_life="30d") if base is None else base  # type: ignore[arg-type]
+    routes = []
+    for position, route in enumerate(_named_routes(search.routes or DEFAULT_ROUTES)):
+        text = route.query or search.query
+        words, cut = queries.lexical_words(text)
+        if cut and not route.kind.endswith("vector"):
+            warnings.append(
+                f"route '{route.name}' reads only the first {queries.MAX_LEXICAL_TERMS} distinct words of the query"
+            )
+        own: list[dict[str, Any]] = []
+        if route.filter:
+            own = filters.compile_filter(
+                route.filter, declared=collection.declared, path=f"routes[{position}].filter"
+            )
+        if route.kind.startswith("fresh_"):
+            own.append(
+                queries.within(
+                    route.field or default.field or fields.CREATION_TIME,
+                    origin_ms=origin_ms,
+                    window_ms=queries.DEFAULT_FRESH_MS if route.window is None else route.window,
+                )
+            )
+        routes.append(
+            PlannedRoute(
+                name=str(route.name),
+                kind=route.kind,
+                weight=route.weight,
+                decay=_route_decay(base, route),
+                filters=(*common, *own),
+                text=text,
+                words=words,
+                num_candidates=route.num_candidates or 0,
+            )
+        )
+    return Plan(
+        search=search,
+        collection=collection,
+        origin_ms=origin_ms,
+        routes=tuple(routes),
+        placement="off" if base is None else base.placement,
+        base_decay=None if base is None else decay.resolve(base, default_floor=_base_floor(fusion)),
+        fusion=fusion,
+        window=fusion.window or DEFAULT_WINDOW,
+        filters=tuple(common),
+        warnings=tuple(warnings),
+    )
+
+
+def _base_floor(fusion: Fusion) -> float:
+    return 0.0 if fusion.method == "additive" else decay.DEFAULT_FLOOR
+
+
+def _route_decay(base: Decay | None, route: Route) -> ResolvedDecay | None:
+    if base is None or route.decay == "off":
+        return None
+    override = route.decay if isinstance(route.decay, DecayStrength) else None
+    vector = route.kind.endswith("vector")
+    floor = decay.DEFAULT_VECTOR_FLOOR if vector else decay.DEFAULT_FLOOR
+    return decay.resolve(decay.merge(base, override), default_floor=floor)
+
+
+def _named_routes(routes: Iterable[Route]) -> list[Route]:
+    taken = {route.name for route in routes if route.name is not None}
+    named = []
+    for route in routes:
+        name, number = route.name or str(route.kind), 2
+        if route.name is None:
+            while name in taken:
+                name, number = f"{route.kind}_{number}", number + 1
+            taken.add(name)
+        named.append(route.model_copy(update={"name": name}))
+    return named
+
+
+def _standing_filters(search: Search, *, origin_ms: int) -> list[dict[str, Any]]:
+    standing = [queries.not_expired(origin_ms)]
+    if search.as_of is not None:
+        standing.append(queries.created_by(origin_ms))
+    if search.valid_time == "only":
+        standing.append(queries.true_at(origin_ms))
+    return standing
+
+
+# --- bodies -------------------------------------------------------------------------------------------------------------
+
+
+def route_query(
+    plan: Plan,
+    route: PlannedRoute,
+    vectors: Mapping[str, Sequence[float]],
+    *,
+    depth: int,
+    ids: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Return the route's whole query; with `ids` only those documents can match, wherever they would rank."""
+    where = [*route.filters, *([_ids(ids)] if ids is not None else [])]
+    if plan.search.min_relevance is not None:
+        similarity = queries.threshold(plan.search.min_relevance, plan.collection.similarity)
+        if not route.needs_vector:
+            near = queries.vector_query(
+                vectors[plan.search.query], k=THRESHOLD_NEIGHBOURS, num_candidates=THRESHOLD_NEIGHBOURS, filters=where,
+                similarity=similarity,
+            )  # fmt: skip
+            where = [*where, near]
+    else:
+        similarity = None
+    inner = None if plan.search.collapse else {"_source": False, "size": CHUNKS_PER_DOCUMENT}
+    if route.needs_vector:
+        factor = VECTOR_OVERSAMPLE if plan.placement == "route" and route.decay else 1
+        k = min(depth * factor, queries.MAX_CANDIDATES)
+        main = queries.vector_query(
+            vectors[route.text], k=k, num_candidates=min(max(route.num_candidates, k), queries.MAX_CANDIDATES),
+            filters=where, similarity=similarity, inner_hits=inner,
+        )  # fmt: skip
+        query: dict[str, Any] = queries.named(main, queries.BASE_NAME)
+    else:
+        main = (
+            queries.text_query(route.words)
+            if plan.search.collapse
+            else queries.chunk_text_query(route.words, inner_hits=inner)
+        )
+        query = queries.named(main, queries.BASE_NAME)
+        if where:
+            query = {"bool": {"must": [query], "filter": where}}
+    if route.decay is None:
+        return query
+    if plan.placement == "route":
+        return decay.scored(query, route.decay, origin_ms=plan.origin_ms)
+    if plan.placement == "fused" and plan.base_decay is not None:
+        return queries.with_factor(query, decay.functions(plan.base_decay, origin_ms=plan.origin_ms))
+    return query
+
+
+def route_body(
+    plan: Plan,
+    route: PlannedRoute,
+    vectors: Mapping[str, Sequence[float]],
+    *,
+    size: int,
+    ids: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Return the body of one route's search: `size` candidates, best first, ties newest first, then by id."""
+    return {
+        "size": size,
+        "query": route_query(plan, route, vectors, depth=size, ids=ids),
+        "_source": False,
+        "docvalue_fields": docvalues(plan),
+        "sort": [
+            {"_score": {"order": "desc"}},
+            {fields.CREATION_TIME: {"order": "desc", "missing": "_last"}},
+            {fields.DOCUMENT_ID: {"order": "asc"}},
+        ],
+    }
+
+
+def docvalues(plan: Plan) -> list[dict[str, str]]:
+    """Return the doc values each candidate carries: what ties, ages and explanations are told from."""
+    dates = {fields.CREATION_TIME}
+    dates.update(route.decay.field for route in plan.routes if route.decay is not None)
+    if plan.base_decay is not None:
+        dates.add(plan.base_decay.field)
+    return [
+        *({"field": name, "format": "epoch_millis"} for name in sorted(dates)),
+        {"field": fields.EVERGREEN},
+        {"field": fields.SALIENCE},
+    ]
+
+
+def measure_body(plan: Plan, vector: Sequence[float], *, ids: Sequence[str]) -> dict[str, Any]:
+    """Return the body that tells each of the documents' relevance and decay factor, exactly, whatever its rank."""
+    near = queries.vector_query(vector, k=len(ids), num_candidates=len(ids), filters=[_ids(ids)])
+    should = [queries.named(near, queries.RELEVANCE_NAME)]
+    query: dict[str, Any] = {"bool": {"filter": [_ids(ids), *plan.filters], "should": should}}
+    if plan.base_decay is not None:
+        query = queries.with_factor(query, decay.functions(plan.base_decay, origin_ms=plan.origin_ms))
+    return {"size": len(ids), "query": query, "_source": False, "docvalue_fields": docvalues(plan)}
+
+
+def fetch_body(
+    plan: Plan,
+    vector: Sequence[float] | None,
+    *,
+    ids: Sequence[str],
+    with_embedding: bool,
+    chunks: bool = False,
+) -> dict[str, Any]:
+    """Return the body that brings the chosen documents with their best chunk (nearest, else best worded, else first)."""
+    search = plan.search
+    chunk_source = ["chunks.text", "chunks.start", "chunks.end"]
+    inner: dict[str, Any] = {"_source": {"includes": chunk_source}, "size": 1}
+    if with_embedding:
+        inner["_source"] = {"includes": [*chunk_source, fields.EMBEDDING], "exclude_vectors": False}
+    words, _ = queries.lexical_words(search.query)
+    inner_size = CHUNKS_PER_DOCUMENT if chunks else 1
+    should: list[dict[str, Any]] = []
+    if vector is not None:
+        should.append(
+            queries.vector_query(
+                vector, k=len(ids), num_candidates=len(ids), filters=[_ids(ids)],
+                inner_hits={**inner, "name": "nearest", "size": inner_size},
+            )
+        )  # fmt: skip
+    else:
+        should.append(
+            {
+                "nested": {
+                    "path": fields.CHUNKS,
+                    "query": queries.chunk_words(words),
+                    "inner_hits": {**inner, "name": "worded", "size": inner_size},
+                }
+            }
+        )
+    should.append(
+        {
+            "nested": {
+                "path": fields.CHUNKS,
+                "query": {"match_all": {}},
+                "score_mode": "none",
+                "inner_hits": {
+                    **inner,
+                    "name": "first",
+                    "sort": [{fields.CHUNK_START: "asc"}],
+                    "size": inner_size,
+                },
+            }
+        }
+    )
+    body: dict[str, Any] = {
+        "size": len(ids),
+        "query": {"bool": {"filter": [_ids(ids), *plan.filters], "should": should}},
+        "_source": {"excludes": _excluded(search)},
+        "version": True,
+    }
+    if search.highlight:
+        body["highlight"] = queries.highlight(words)
+    return body
+
+
+def _excluded(search: Search) -> list[str]:
+    if search.neighbours:
+        return [fields.CHUNK_TEXT, fields.CHUNK_HASH, fields.EMBEDDING, fields.DECLARED]
+    return [fields.CHUNKS, fields.TEXT, fields.DECLARED]
+
+
+def _ids(ids: Sequence[str]) -> dict[str, Any]:
+    return {"ids": {"values": list(ids)}}
+
+
+# --- answers ------------------------------------------------------------------------------------------------------------
+
+
+def read_route(plan: Plan, route: PlannedRoute, answer: Mapping[str, Any]) -> RouteAnswer:
+    """Return one route's candidates in the cluster's order, duplicates dropped, ranks from 1."""
+    hits = answer["hits"]["hits"]
+    listed = [entry for hit in hits for entry in _entries(plan, route, hit)]
+    if not plan.search.collapse:
+        listed.sort(
+            key=lambda c: (
+                -c.score,
+                -(c.created_ms if c.created_ms is not None else -(2**62)),
+                c.id,
+                c.chunk or 0,
+            )
+        )
+    seen: set[str] = set()
+    ranked: list[Candidate] = []
+    for candidate in listed:
+        if candidate.key not in seen:
+            seen.add(candidate.key)
+            ranked.append(replace(candidate, rank=len(ranked) + 1))
+    total = answer["hits"].get("total")
+    return RouteAnswer(
+        candidates=tuple(ranked),
+        total=None if total is None else Total(value=total["value"], relation=total["relation"]),
+        took_ms=answer.get("took"),
+        partial=_partial(answer),
+    )
+
+
+def _partial(answer: Mapping[str, Any]) -> str | None:
+    if answer.get("timed_out"):
+        return "the time budget ran out before every shard had answered"
+    shards = answer.get("_shards", {})
+    if shards.get("failed"):
+        reasons = {
+            failure.get("reason", {}).get("reason", "unknown") for failure in shards.get("failures", [])
+        }
+        return f"{shards['failed']} of {shards['total']} shards failed: {'; '.join(sorted(map(str, reasons)))[:300]}"
+    return None
+
+
+def _entries(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> list[Candidate]:
+    whole = read_candidate(plan, route, hit)
+    inner = hit.get("inner_hits", {}).get(fields.CHUNKS)
+    if plan.search.collapse or inner is None:
+        return [whole]
+    chunks = inner["hits"]["hits"]
+    if not chunks:
+        return [replace(whole, key=chunk_key(whole.id, 0), chunk=0)]
+    # The nested score of a document is that of its best chunk; what stands above it (title matches) is shared.
+    best = max(chunk["_score"] for chunk in chunks)
+    multiplier = whole.factor if plan.placement == "route" and whole.factor is not None else 1.0
+    entries = []
+    for chunk in chunks:
+        number = chunk["_nested"]["offset"]
+        base = whole.base - best + chunk["_score"]
+        score = whole.score if chunk["_score"] == best else base * multiplier
+        entries.append(replace(whole, key=chunk_key(whole.id, number), chunk=number, base=base, score=score))
+    return entries
+
+
+def chunk_key(document_id: str, number: int) -> str:
+    """Return the key of a chunk among fused candidates; ids hold no NUL in practice and a clash is impossible."""
+    return f"{document_id}\0{number:08d}"
+
+
+def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> Candidate:
+    """Return the candidate of one hit; its factor is the quotient of the cluster's own two scores."""
+    values = hit.get("fields", {})
+    names = hit.get("matched_queries") or {}
+    score = float(hit["_score"])
+    base = float(names.get(queries.BASE_NAME, score))
+    created = _date(values, fields.CREATION_TIME)
+    aging = route.decay or plan.base_decay
+    aged_field = fields.CREATION_TIME if aging is None else aging.field
+    aged = _date(values, aged_field)
+    evergreen = bool(values.get(fields.EVERGREEN, [False])[0])
+    factor: float | None = None
+    if route.decay is not None and plan.placement == "route":
+        if base > 0:
+            factor = score / base
+        else:
+            factor = decay.factor(route.decay, origin_ms=plan.origin_ms, moment_ms=aged, evergreen=evergreen)
+    elif plan.placement == "fused":
+        factor = names.get(queries.FACTOR_NAME)
+    salience = values.get(fields.SALIENCE, [None])[0]
+    return Candidate(
+        key=hit["_id"], id=hit["_id"], rank=0, score=score, base=base, factor=factor, created_ms=created,
+        aged_ms=aged, evergreen=evergreen, salience=None if salience is None else float(salience),
+    )  # fmt: skip
+
+
+def _date(values: Mapping[str, Any], name: str) -> int | None:
+    held = values.get(name)
+    return int(held[0]) if held else None
+
+
+def age_days(plan: Plan, source: Mapping[str, Any]) -> float | None:
+    """Return the age that the request's decay sees, in days, negative for the future."""
+    field = plan.base_decay.field if plan.base_decay is not None else fields.CREATION_TIME
+    written = source.get(field)
+    if written is None:
+        return None
+    return (plan.origin_ms - to_ms(parse_instant(written))) / DAY_MS

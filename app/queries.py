@@ -1,0 +1,230 @@
+"""Request bodies: pure functions from a route to what Elasticsearch is sent.
+
+Plain dicts that paste into Kibana's Dev Tools. No clock, no network, no client, no settings.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Any, Final
+
+from app import fields
+from app.times import DAY_MS, format_instant, from_ms
+
+BASE_NAME: Final = "base"
+"""Name of a route's undecayed query: Elasticsearch returns its score beside the decayed one."""
+FACTOR_NAME: Final = "factor"
+"""Name of the clause that adds nothing to the score and tells the decay factor."""
+RELEVANCE_NAME: Final = "relevance"
+DEFAULT_FRESH_MS: Final = 30 * DAY_MS
+MAX_LEXICAL_TERMS: Final = 512
+"""Distinct words of a query that reach BM25. Each costs up to five clauses; the cluster allows some 8,000 at a
+512 MB heap and answers 400 beyond, so longer queries are cut, and say so."""
+MAX_CANDIDATES: Final = 10_000
+
+_WORD = re.compile(r"\S+")
+
+TITLE_BOOST: Final = 2.0
+PHRASE_BOOST: Final = 0.5
+STEM_BOOST: Final = 0.6
+
+
+def _is_cjk(char: str) -> bool:
+    return unicodedata.east_asian_width(char) in "WF" or "\uff66" <= char <= "\uff9f"
+
+
+def lexical_words(text: str) -> tuple[str, bool]:
+    """Return the text with repeated words dropped and cut to the words BM25 can take, and whether it was cut.
+
+    A run of CJK text counts by its characters, since each begins a bigram.
+    """
+    seen: set[str] = set()
+    kept: list[str] = []
+    budget = MAX_LEXICAL_TERMS
+    for match in _WORD.finditer(text):
+        word = match[0]
+        if word in seen:
+            continue
+        seen.add(word)
+        wide = sum(map(_is_cjk, word))
+        # Punctuation splits a "word" into several terms, and 255 characters are the longest term.
+        cost = wide + 1 + sum(not char.isalnum() for char in word) + len(word) // 255
+        if cost > budget:
+            if wide and budget > 1:
+                kept.append(word[:budget])
+            return " ".join(kept), True
+        budget -= cost
+        kept.append(word)
+    return " ".join(kept), False
+
+
+def text_query(words: str) -> dict[str, Any]:
+    """Return the BM25 query over title and text: exact forms beside English stems, and a phrase bonus."""
+    should: list[dict[str, Any]] = [
+        {"match": {fields.TEXT: {"query": words}}},
+        {"match": {f"{fields.TEXT}.english": {"query": words, "boost": STEM_BOOST}}},
+        {"match": {fields.TITLE: {"query": words, "boost": TITLE_BOOST}}},
+        {"match": {f"{fields.TITLE}.english": {"query": words, "boost": TITLE_BOOST * STEM_BOOST}}},
+        {"match": {f"{fields.TEXT}.thai": {"query": words}}},
+    ]
+    return {"bool": {"should": should, "minimum_should_match": 1}}
+
+
+def vector_query(
+    vector: Sequence[float],
+    *,
+    k: int,
+    num_candidates: int,
+    filters: Sequence[dict[str, Any]],
+    similarity: float | None = None,
+    inner_hits: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the kNN query: the k documents per shard whose best chunk is nearest, pre-filtered.
+
+    `similarity` is the least similarity in the index's own measure.
+    """
+    knn: dict[str, Any] = {
+        "field": fields.EMBEDDING,
+        "query_vector": list(vector),
+        "k": k,
+        "num_candidates": max(k, num_candidates),
+    }
+    if filters:
+        knn["filter"] = list(filters)
+    if similarity is not None:
+        knn["similarity"] = similarity
+    nested: dict[str, Any] = {"path": fields.CHUNKS, "query": {"knn": knn}, "score_mode": "max"}
+    if inner_hits is not None:
+        nested["inner_hits"] = inner_hits
+    return {"nested": nested}
+
+
+def named(query: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the query under a name, so that its own score comes back with each hit."""
+    return {"bool": {"must": [query], "_name": name}}
+
+
+def created_by(origin_ms: int) -> dict[str, Any]:
+    """Return the filter that hides documents created after the origin; undated ones stay."""
+    return {
+        "bool": {"must_not": [{"range": {fields.CREATION_TIME: {"gt": format_instant(from_ms(origin_ms))}}}]}
+    }
+
+
+def not_expired(origin_ms: int) -> dict[str, Any]:
+    """Return the filter that hides documents expired at the origin."""
+    return {
+        "bool": {"must_not": [{"range": {fields.EXPIRES_AT: {"lte": format_instant(from_ms(origin_ms))}}}]}
+    }
+
+
+def true_at(origin_ms: int) -> dict[str, Any]:
+    """Return the filter for valid time: start_date <= origin < end_date, an absent bound being open."""
+    at = format_instant(from_ms(origin_ms))
+    return {
+        "bool": {
+            "must_not": [
+                {"range": {fields.START_DATE: {"gt": at}}},
+                {"range": {fields.END_DATE: {"lte": at}}},
+            ]
+        }
+    }
+
+
+def within(field: str, *, origin_ms: int, window_ms: int) -> dict[str, Any]:
+    """Return the filter of a fresh route: dated from the origin back to the window."""
+    return {
+        "range": {field: {"gte": format_instant(from_ms(max(origin_ms - window_ms, -62_135_596_800_000)))}}
+    }
+
+
+def with_factor(query: dict[str, Any], functions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the query with the decay factor told beside its score, which it leaves as it is."""
+    teller = {
+        "function_score": {
+            "query": {"match_all": {}},
+            "functions": list(functions),
+            "score_mode": "sum",
+            "boost_mode": "replace",
+            "_name": FACTOR_NAME,
+        }
+    }
+    return {"bool": {"must": [query], "should": [{"bool": {"should": [teller], "boost": 0}}]}}
+
+
+def chunk_words(words: str) -> dict[str, Any]:
+    """Return the BM25 query over one chunk's text."""
+    return {
+        "bool": {
+            "should": [
+                {"match": {fields.CHUNK_TEXT: {"query": words}}},
+                {"match": {f"{fields.CHUNK_TEXT}.english": {"query": words, "boost": STEM_BOOST}}},
+                {"match": {f"{fields.CHUNK_TEXT}.thai": {"query": words}}},
+            ]
+        }
+    }
+
+
+def chunk_text_query(words: str, *, inner_hits: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the BM25 query that ranks documents by their best chunk, the title's matches shared by all of them."""
+    nested: dict[str, Any] = {"path": fields.CHUNKS, "query": chunk_words(words), "score_mode": "max"}
+    if inner_hits is not None:
+        nested["inner_hits"] = inner_hits
+    return {
+        "bool": {
+            "must": [{"nested": nested}],
+            "should": [
+                {"match": {fields.TITLE: {"query": words, "boost": TITLE_BOOST}}},
+                {"match": {f"{fields.TITLE}.english": {"query": words, "boost": TITLE_BOOST * STEM_BOOST}}},
+            ],
+        }
+    }
+
+
+def highlight(words: str) -> dict[str, Any]:
+    """Return the highlighter's part: exact forms and stems mark the same field."""
+    return {
+        "type": "unified",
+        "pre_tags": ["<em>"],
+        "post_tags": ["</em>"],
+        "order": "score",
+        "require_field_match": True,
+        "highlight_query": text_query(words),
+        "fields": {
+            fields.TITLE: {
+                "number_of_fragments": 0,
+                "matched_fields": [fields.TITLE, f"{fields.TITLE}.english"],
+            },
+            fields.TEXT: {
+                "number_of_fragments": 3,
+                "fragment_size": 160,
+                "matched_fields": [fields.TEXT, f"{fields.TEXT}.english"],
+            },
+        },
+    }
+
+
+def threshold(cosine: float, similarity: str) -> float:
+    """Return the kNN `similarity` (the index's own measure) that keeps exactly cosines of at least `cosine`.
+
+    Vectors are of unit length whatever the measure (the writer sees to it), so cosine, dot product and inner
+    product are one number and the L2 distance is sqrt(2 - 2*cosine): less is nearer, and Elasticsearch keeps
+    what is at most that far.
+    """
+    if similarity == "l2_norm":
+        return math.sqrt(max(0.0, 2 - 2 * cosine))
+    return cosine
+
+
+def cosine_of(score: float, similarity: str) -> float:
+    """Return the cosine behind a kNN `_score`, unclamped, for unit vectors.
+
+    Elasticsearch scores cosine and dot_product (1 + cos)/2, l2_norm 1/(1 + d^2) with d^2 = 2 - 2*cos, and
+    max_inner_product 1/(1 - cos) below zero, cos + 1 from there on.
+    """
+    if similarity == "l2_norm":
+        return 1 - (1 / score - 1) / 2 if score > 0 else -1.0
+    if similarity == "max_inner_product":
+        return score - 1 if score >= 1 else 1 - 1 / score
+    return 2 * score - 1

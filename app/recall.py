@@ -1,0 +1,237 @@
+"""Recall: what a search asks the cluster and gets, before anything is fused.
+
+Opens the point in time, embeds what needs embedding (one call), sends the routes (`_msearch`) and reads their
+answers. A failing part is noted on the run, not raised, so that the rest can answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app import names
+from app.elastic import Cluster
+from app.embedding import Embedder
+from app.errors import CursorExpired, EmbedderUnavailable, HalflifeError, Unavailable
+from app.models import RouteStatus
+from app.planning import Plan, PlannedRoute, RouteAnswer, read_route, route_body
+
+PIT_KEEP_ALIVE_S = 120.0
+
+
+@dataclass(slots=True)
+class Run:
+    """One search under way: its plan, its budget, and what each route gave so far."""
+
+    plan: Plan
+    offset: int
+    deadline: float
+    pit: str | None
+    vectors: dict[str, list[float]] = field(default_factory=dict)
+    answers: dict[str, RouteAnswer] = field(default_factory=dict)
+    tails: dict[str, RouteAnswer] = field(default_factory=dict)
+    statuses: dict[str, RouteStatus] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    degraded: bool = False
+    failure: HalflifeError | None = None
+
+    def degrade(self, reason: str, error: HalflifeError | None = None) -> None:
+        self.degraded = True
+        if reason not in self.warnings:
+            self.warnings.append(reason)
+        if error is not None and self.failure is None:
+            self.failure = error
+
+    def remaining_s(self) -> float:
+        return max(0.05, self.deadline - time.monotonic())
+
+
+_BACKGROUND: set[asyncio.Task[None]] = set()
+
+
+def in_background(work: Awaitable[None]) -> None:
+    # Closing a point in time must not lengthen the answer; the set keeps the task from being collected.
+    async def run() -> None:
+        await work
+
+    task = asyncio.create_task(run())
+    _BACKGROUND.add(task)
+    task.add_done_callback(_BACKGROUND.discard)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    run: Run
+    route: PlannedRoute
+    tail: bool
+
+
+async def recall(
+    live: list[Run], *, cluster: Cluster, embedder: Embedder, request_id: str | None
+) -> str | None:
+    """Fill the runs' route answers; return the point in time opened for them, if one was."""
+    if not live:
+        return None
+    embedding = asyncio.create_task(_embed(live, embedder=embedder))
+    opened: str | None = None
+    try:
+        if any(run.pit is None and run.plan.search.paging for run in live):
+            alias = names.read_alias(live[0].plan.collection.name)
+            opened = await cluster.open_pit(
+                alias, keep_alive_s=PIT_KEEP_ALIVE_S, timeout_s=min(run.remaining_s() for run in live)
+            )
+            for run in live:
+                if run.pit is None and run.plan.search.paging:
+                    run.pit = opened
+        asks = [
+            _Ask(run, route, tail)
+            for run in live
+            for route in run.plan.routes
+            for tail in ((False, True) if run.plan.tail else (False,))
+        ]
+        early: list[_Ask] = []
+        if not embedding.done():
+            early = [ask for ask in asks if not _waits(ask)]
+        first = asyncio.create_task(_ask(early, cluster=cluster, request_id=request_id)) if early else None
+        await embedding
+        late = [ask for ask in asks if ask not in early and _ready(ask)]
+        second = asyncio.create_task(_ask(late, cluster=cluster, request_id=request_id)) if late else None
+        for task in (first, second):
+            if task is not None:
+                await task
+    except BaseException:
+        embedding.cancel()
+        if opened is not None:
+            in_background(cluster.close_pit(opened))
+        raise
+    return opened
+
+
+def _waits(ask: _Ask) -> bool:
+    return ask.route.needs_vector or ask.run.plan.search.min_relevance is not None
+
+
+def _ready(ask: _Ask) -> bool:
+    run = ask.run
+    if run.plan.search.min_relevance is not None and run.plan.search.query not in run.vectors:
+        return False
+    return not ask.route.needs_vector or ask.route.text in run.vectors
+
+
+async def _embed(live: list[Run], *, embedder: Embedder) -> None:
+    """Give each run its vectors: one call for all texts; a failure marks the routes that needed them."""
+    texts: dict[str, None] = {}
+    for run in live:
+        given = run.plan.search.query_vector
+        if given is not None:
+            run.vectors[run.plan.search.query] = list(given)
+        texts.update(dict.fromkeys(text for text in run.plan.texts_to_embed() if text not in run.vectors))
+    if not texts:
+        return
+    ordered = list(texts)
+    failures: dict[str, HalflifeError] = {}
+    vectors: dict[str, list[float]] = {}
+    truncated: set[str] = set()
+    try:
+        embedded = await embedder.embed_queries(ordered, deadline_s=min(run.remaining_s() for run in live))
+    except HalflifeError as error:
+        failures = dict.fromkeys(ordered, error)
+    else:
+        for position, text in enumerate(ordered):
+            vector = embedded.vectors[position]
+            if vector is None:
+                failures[text] = embedded.errors[position]
+            else:
+                vectors[text] = [float(x) for x in vector]
+            if position in embedded.truncated:
+                truncated.add(text)
+    for run in live:
+        for text in run.plan.texts_to_embed():
+            if text in run.vectors:
+                continue
+            if text in vectors:
+                run.vectors[text] = vectors[text]
+            elif text in failures:
+                _without_vector(run, text, failures[text])
+            if text in truncated:
+                run.warnings.append(
+                    "the query is longer than the embedding model reads; its end was left out"
+                )
+
+
+def _without_vector(run: Run, text: str, error: HalflifeError) -> None:
+    run.degrade(f"the query was not embedded: {error.detail}", error)
+    needed = text == run.plan.search.query and (
+        run.plan.search.min_relevance is not None or run.plan.fusion.method == "additive"
+    )
+    if needed:
+        run.failure = EmbedderUnavailable(
+            f"relevance can't be told without the embedder: {error.detail}",
+            remedy="try again later, or drop `min_relevance` (and additive fusion) to search by words alone",
+            retry_after_s=1,
+        )
+        run.statuses = {}
+    for route in run.plan.routes:
+        if route.needs_vector and route.text == text:
+            run.statuses[route.name] = RouteStatus(status="failed", reason=error.detail)
+
+
+async def _ask(asks: Sequence[_Ask], *, cluster: Cluster, request_id: str | None) -> None:
+    if not asks:
+        return
+    searches = []
+    for ask in asks:
+        plan = ask.run.plan
+        size = plan.tail if ask.tail and plan.tail else plan.window
+        body = route_body(plan, ask.route, ask.run.vectors, size=size)
+        searches.append(located(ask.run, body))
+    timeout_s = min(ask.run.remaining_s() for ask in asks)
+    try:
+        answers = await cluster.msearch(searches, timeout_s=timeout_s, opaque_id=request_id)
+    except HalflifeError as error:
+        answers = [error] * len(asks)
+    for ask, answer in zip(asks, answers, strict=True):
+        _take(ask, answer)
+
+
+def located(run: Run, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the header and the body with its time budget and its point in time (or index)."""
+    budget = {"timeout": f"{max(1, int(run.remaining_s() * 1000))}ms"}
+    if run.pit is None:
+        return {"index": names.read_alias(run.plan.collection.name)}, {**body, **budget}
+    keep_alive = f"{int(PIT_KEEP_ALIVE_S)}s"
+    return {}, {**body, **budget, "pit": {"id": run.pit, "keep_alive": keep_alive}}
+
+
+def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
+    run, name = ask.run, ask.route.name
+    if isinstance(answer, HalflifeError):
+        if isinstance(answer, CursorExpired) and run.offset == 0:
+            answer = Unavailable("the point in time of this search was lost on the way", retry_after_s=1)
+        run.statuses[name] = RouteStatus(status="failed", reason=answer.detail)
+        run.degrade(f"route '{name}' failed: {answer.detail}", answer)
+        return
+    read = read_route(run.plan, ask.route, answer)
+    if ask.tail:
+        run.tails[name] = read
+        return
+    run.answers[name] = read
+    if read.partial is not None:
+        run.degrade(f"route '{name}' is partial: {read.partial}", Unavailable(read.partial, retry_after_s=1))
+    run.statuses[name] = RouteStatus(
+        status="ok" if read.partial is None else "partial",
+        took_ms=read.took_ms,
+        total=read.total,
+        returned=len(read.candidates),
+        reason=read.partial,
+    )
+
+
+def fatal(run: Run) -> HalflifeError | None:
+    """Return why this search can't be answered at all, if it can't."""
+    if run.failure is not None and not run.statuses:
+        return run.failure
+    if not run.answers:
+        return run.failure or Unavailable("no route answered", retry_after_s=1)
+    return None

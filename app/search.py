@@ -1,0 +1,466 @@
+"""What happens in a search, in order: one origin, a point in time, recall in the cluster, fusion, the stages after it.
+
+Ranking within a route, decay included, is Elasticsearch's; here lists are fused, cut into pages and explained.
+Never reads settings or the clock: both come in.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app import cursor as cursors
+from app import decay, fields, names, queries
+from app.elastic import Cluster
+from app.embedding import Embedder
+from app.errors import HalflifeError, InvalidRequest, PastWindow, Unavailable
+from app.models import Collection, Hit, RouteHit, RouteStatus, Search, SearchResult
+from app.planning import (
+    PlannedRoute,
+    age_days,
+    fetch_body,
+    make_plan,
+    measure_body,
+    read_route,
+    route_body,
+)
+from app.recall import PIT_KEEP_ALIVE_S, Run, fatal, in_background, located, recall
+from app.reranking import Reranker
+from app.stages import Placed, after_fusion, fuse, needed, needs_embeddings, passage_of
+from app.times import format_instant, from_ms, parse_instant
+
+DEFAULT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """What a search talks to; the reranker may be absent."""
+
+    cluster: Cluster
+    embedder: Embedder
+    reranker: Reranker | None
+    cursor_secrets: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: filters that hold for everything they see, and a tag that binds their cursors to them."""
+
+    forced: tuple[dict[str, Any], ...] = ()
+    tag: str = ""
+    request_id: str | None = None
+
+
+async def search(
+    requests: Sequence[Search], *, collection: Collection, doors: Doors, caller: Caller, now_ms: int
+) -> list[SearchResult | HalflifeError]:
+    """Answer searches of one collection together: one embedding call, one `_msearch` per step, answers in order.
+
+    An entry that is an error spoiled only itself. Raises what fails for all of them alike.
+    """
+    started = time.monotonic()
+    runs: list[Run | HalflifeError] = []
+    for request in requests:
+        try:
+            plan = make_plan(request, collection=collection, now_ms=now_ms, forced=caller.forced)
+            if request.rerank is not None and doors.reranker is None:
+                raise InvalidRequest(
+                    "no reranker is configured",
+                    field="rerank",
+                    remedy="set HALFLIFE_RERANK_URL, or drop `rerank`",
+                )
+        except HalflifeError as error:
+            runs.append(error)
+            continue
+        budget = DEFAULT_TIMEOUT_S if request.timeout_ms is None else request.timeout_ms / 1000
+        runs.append(
+            Run(plan=plan, offset=0, deadline=started + budget, pit=None, warnings=list(plan.warnings))
+        )
+    return await _answer(runs, doors=doors, caller=caller, started=started, now_ms=now_ms)
+
+
+async def next_page(
+    text: str, *, collection: Collection, doors: Doors, caller: Caller, now_ms: int
+) -> SearchResult:
+    """Answer the page after the one that gave this cursor, from the same point in time and origin.
+
+    Raises CursorInvalid, CursorExpired or PastWindow.
+    """
+    payload = cursors.unseal(
+        text, secrets=doors.cursor_secrets, now_ms=now_ms, kind="search", caller=caller.tag
+    )
+    request = Search.model_validate(payload.request)
+    plan = make_plan(request, collection=collection, now_ms=payload.origin_ms, forced=caller.forced)
+    started = time.monotonic()
+    budget = DEFAULT_TIMEOUT_S if request.timeout_ms is None else request.timeout_ms / 1000
+    run = Run(
+        plan=plan,
+        offset=payload.offset,
+        deadline=started + budget,
+        pit=payload.pit_id,
+        warnings=list(plan.warnings),
+    )
+    [answer] = await _answer([run], doors=doors, caller=caller, started=started, now_ms=now_ms)
+    if isinstance(answer, HalflifeError):
+        raise answer
+    return answer
+
+
+async def _answer(
+    entries: list[Run | HalflifeError], *, doors: Doors, caller: Caller, started: float, now_ms: int
+) -> list[SearchResult | HalflifeError]:
+    live = [entry for entry in entries if isinstance(entry, Run)]
+    opened: str | None = None
+    keep = False
+    try:
+        opened = await recall(
+            live, cluster=doors.cluster, embedder=doors.embedder, request_id=caller.request_id
+        )
+        finished = await _finish(live, doors=doors, caller=caller)
+        answers: list[SearchResult | HalflifeError] = []
+        for entry in entries:
+            if isinstance(entry, HalflifeError):
+                answers.append(entry)
+                continue
+            outcome = finished[id(entry)]
+            if isinstance(outcome, HalflifeError):
+                answers.append(outcome)
+                continue
+            cursor = _next_cursor(entry, outcome, doors=doors, caller=caller, now_ms=now_ms)
+            keep = keep or cursor is not None
+            answers.append(_result(entry, outcome, cursor=cursor, started=started))
+        return answers
+    finally:
+        if opened is not None and not keep:
+            in_background(doors.cluster.close_pit(opened))
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What a run came to: the whole order, the page of it, and the page's documents."""
+
+    order: list[Placed]
+    page: list[Placed]
+    documents: dict[str, dict[str, Any]]
+    missed: dict[str, dict[str, RouteHit]] = field(default_factory=dict)
+
+
+async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int, _Outcome | HalflifeError]:
+    outcomes: dict[int, _Outcome | HalflifeError] = {}
+    going: list[tuple[Run, list[Placed]]] = []
+    for run in live:
+        failure = fatal(run)
+        if failure is not None:
+            outcomes[id(run)] = failure
+        else:
+            going.append((run, []))
+    measured = await _measure(
+        [run for run, _ in going if run.plan.fusion.method == "additive"], doors=doors, caller=caller
+    )
+    for position, (run, _) in enumerate(going):
+        going[position] = (run, fuse(run.plan, run.answers, run.tails, measured.get(id(run), {})))
+    documents = await _fetch(
+        [(run, needed(run.plan, order, offset=run.offset)) for run, order in going],
+        doors=doors,
+        caller=caller,
+    )
+    for run, fused in going:
+        found = documents[id(run)]
+        if isinstance(found, HalflifeError):
+            outcomes[id(run)] = found
+            continue
+        asked_for = {item.key for item in needed(run.plan, fused, offset=run.offset)}
+        whole = [item for item in fused if item.key in found or item.key not in asked_for]
+        order, failure = await after_fusion(
+            run.plan, whole, found, reranker=doors.reranker, deadline_s=run.remaining_s()
+        )
+        if failure is not None:
+            run.degrade(f"not reranked, this is the fused order: {failure.detail}", failure)
+        if run.offset > 0 and run.offset >= len(order):
+            outcomes[id(run)] = PastWindow(
+                f"the cursor points past the fused window of {run.plan.window}",
+                remedy=f"search again with a larger `fusion.window` (up to 10000) than {run.plan.window}",
+            )
+            continue
+        page = order[run.offset : run.offset + run.plan.search.top_k]
+        outcomes[id(run)] = _Outcome(order=order, page=page, documents=found)
+    await _explain_missed(
+        [
+            (run, out)
+            for run in live
+            if isinstance(out := outcomes[id(run)], _Outcome) and run.plan.search.explain
+        ],
+        doors=doors,
+        caller=caller,
+    )
+    for run in live:
+        if run.plan.search.strict and run.degraded and isinstance(outcomes[id(run)], _Outcome):
+            cause = run.failure
+            outcomes[id(run)] = Unavailable(
+                "the answer would be degraded, and `strict` refuses that: " + "; ".join(run.warnings),
+                remedy="try again later, or drop `strict` to take what can be had",
+                retry_after_s=1 if cause is None or cause.retry_after_s is None else cause.retry_after_s,
+            )
+    return outcomes
+
+
+async def _measure(
+    runs: Sequence[Run], *, doors: Doors, caller: Caller
+) -> dict[int, dict[str, tuple[float, float, float]]]:
+    """Return, per run and candidate, (relevance, salience, recency) as the cluster computes them."""
+    asked = []
+    for run in runs:
+        keys = {
+            c.key: c for answer in [*run.answers.values(), *run.tails.values()] for c in answer.candidates
+        }
+        if keys:
+            asked.append((run, keys))
+    if not asked:
+        return {}
+    searches = [
+        located(
+            run,
+            measure_body(
+                run.plan,
+                run.vectors[run.plan.search.query],
+                ids=list(dict.fromkeys(c.id for c in keys.values())),
+            ),
+        )
+        for run, keys in asked
+    ]
+    answers = await doors.cluster.msearch(
+        searches, timeout_s=min(run.remaining_s() for run, _ in asked), opaque_id=caller.request_id
+    )
+    measured: dict[int, dict[str, tuple[float, float, float]]] = {}
+    for (run, keys), answer in zip(asked, answers, strict=True):
+        if isinstance(answer, HalflifeError):
+            raise answer
+        by_id: dict[str, tuple[float, float, float]] = {}
+        for hit in answer["hits"]["hits"]:
+            told = hit.get("matched_queries") or {}
+            score = told.get(queries.RELEVANCE_NAME)
+            relevance = (
+                0.0 if score is None else max(0.0, queries.cosine_of(score, run.plan.collection.similarity))
+            )
+            salience = hit.get("fields", {}).get(fields.SALIENCE, [0.0])[0]
+            by_id[hit["_id"]] = (relevance, float(salience), float(told.get(queries.FACTOR_NAME, 0.0)))
+        measured[id(run)] = {key: by_id[c.id] for key, c in keys.items() if c.id in by_id}
+    return measured
+
+
+async def _fetch(
+    wanted: Sequence[tuple[Run, list[Placed]]], *, doors: Doors, caller: Caller
+) -> dict[int, dict[str, dict[str, Any]] | HalflifeError]:
+    """Return each run's documents by key, all in one request; a document gone meanwhile is left out."""
+    results: dict[int, dict[str, dict[str, Any]] | HalflifeError] = {id(run): {} for run, _ in wanted}
+    asked = [(run, placed) for run, placed in wanted if placed]
+    if not asked:
+        return results
+    searches = []
+    for run, placed in asked:
+        search = run.plan.search
+        body = fetch_body(
+            run.plan,
+            run.vectors.get(search.query),
+            ids=list(dict.fromkeys(item.id for item in placed)),
+            with_embedding=search.include_embedding or needs_embeddings(run.plan),
+            chunks=not search.collapse,
+        )
+        searches.append(located(run, body))
+    answers = await doors.cluster.msearch(
+        searches, timeout_s=min(run.remaining_s() for run, _ in asked), opaque_id=caller.request_id
+    )
+    for (run, placed), answer in zip(asked, answers, strict=True):
+        if isinstance(answer, HalflifeError):
+            results[id(run)] = answer
+            continue
+        by_id = {hit["_id"]: hit for hit in answer["hits"]["hits"]}
+        results[id(run)] = {item.key: by_id[item.id] for item in placed if item.id in by_id}
+        if len(by_id) < len({item.id for item in placed}):
+            if answer.get("_shards", {}).get("failed") or answer.get("timed_out"):
+                reason = "some hits could not be read from their shard and are missing"
+                run.degrade(reason, Unavailable(reason, retry_after_s=1))
+            else:
+                run.warnings.append("some hits were changed while this search ran and are left out")
+    return results
+
+
+async def _explain_missed(runs: Sequence[tuple[Run, _Outcome]], *, doors: Doors, caller: Caller) -> None:
+    """Tell, for routes that did not list a hit of the page, what they would have scored it."""
+    asked: list[tuple[Run, _Outcome, PlannedRoute, list[Placed]]] = []
+    for run, outcome in runs:
+        for route in run.plan.routes:
+            missing = [item for item in outcome.page if route.name not in item.routes]
+            if missing and route.name in run.answers:
+                asked.append((run, outcome, route, missing))
+    if not asked:
+        return
+    searches = [
+        located(
+            run,
+            route_body(run.plan, route, run.vectors, size=len(missing), ids=[item.id for item in missing]),
+        )
+        for run, _, route, missing in asked
+    ]
+    answers = await doors.cluster.msearch(
+        searches, timeout_s=min(run.remaining_s() for run, *_ in asked), opaque_id=caller.request_id
+    )
+    for (run, outcome, route, missing), answer in zip(asked, answers, strict=True):
+        if isinstance(answer, HalflifeError):
+            run.warnings.append(f"route '{route.name}' could not be explained: {answer.detail}")
+            continue
+        found = {candidate.key: candidate for candidate in read_route(run.plan, route, answer).candidates}
+        for item in missing:
+            candidate = found.get(item.key)
+            outcome.missed.setdefault(item.key, {})[route.name] = RouteHit(
+                rank=None,
+                score=None if candidate is None else candidate.base,
+                decay=None if candidate is None or run.plan.placement != "route" else candidate.factor,
+                decayed_score=None if candidate is None else candidate.score,
+                contribution=0.0,
+                note="does not match" if candidate is None else "beyond the window",
+            )
+
+
+def _result(run: Run, outcome: _Outcome, *, cursor: str | None, started: float) -> SearchResult:
+    plan = run.plan
+    warnings = list(dict.fromkeys(run.warnings))
+    if plan.base_decay is not None and outcome.page:
+        factors = [item.factor for item in outcome.page if item.factor is not None and not item.evergreen]
+        misfit = decay.misfit(plan.base_decay, factors)
+        if misfit is not None:
+            warnings.append(misfit)
+    statuses = {
+        route.name: run.statuses.get(route.name, RouteStatus(status="skipped")) for route in plan.routes
+    }
+    return SearchResult(
+        origin=from_ms(plan.origin_ms),
+        took_ms=round((time.monotonic() - started) * 1000),
+        degraded=run.degraded,
+        warnings=warnings,
+        cursor=cursor,
+        routes=statuses,
+        hits=[_hit(run, item, outcome) for item in outcome.page if item.key in outcome.documents],
+        explain=_requests(run) if plan.search.explain else None,
+    )
+
+
+def _requests(run: Run) -> dict[str, Any]:
+    """Return each route's request as Kibana's Dev Tools take it; without the point in time, which is ours."""
+    plan = run.plan
+    alias = names.read_alias(plan.collection.name)
+    shown = []
+    for route in plan.routes:
+        if route.needs_vector and route.text not in run.vectors:
+            continue
+        if plan.search.min_relevance is not None and plan.search.query not in run.vectors:
+            continue
+        body = route_body(plan, route, run.vectors, size=plan.window)
+        path = f"/{alias}/_search?include_named_queries_score=true"
+        shown.append({"route": route.name, "method": "GET", "path": path, "body": body})
+    return {
+        "origin": format_instant(from_ms(plan.origin_ms)),
+        "placement": plan.placement,
+        "decay": None if plan.base_decay is None else plan.base_decay.model_dump(),
+        "route_decay": {
+            route.name: route.decay.model_dump() if route.decay else None for route in plan.routes
+        },
+        "fusion": plan.fusion.model_dump(exclude_none=True),
+        "window": plan.window,
+        "requests": shown,
+    }
+
+
+HIT_FIELDS = (
+    *fields.KEYWORDS,
+    fields.UPDATED_AT,
+    fields.LAST_ACCESSED_AT,
+    fields.START_DATE,
+    fields.END_DATE,
+    fields.EXPIRES_AT,
+    fields.SALIENCE,
+)
+
+
+def _hit(run: Run, item: Placed, outcome: _Outcome) -> Hit:
+    plan, search = run.plan, run.plan.search
+    document = outcome.documents[item.key]
+    source = document.get("_source", {})
+    passage = passage_of(item, document, plan)
+    wanted = None if search.fields is None else set(search.fields)
+
+    def chosen(name: str) -> bool:
+        return wanted is None or name in wanted
+
+    text, start, end = passage["text"], passage["start"], passage["end"]
+    if search.neighbours and passage["number"] is not None:
+        text, start, end = _with_neighbours(source, passage, search.neighbours)
+    created = source.get(fields.CREATION_TIME)
+    others = {name: source[name] for name in HIT_FIELDS if name in source and chosen(name)}
+    return Hit(
+        id=item.id,
+        score=item.score,
+        fused_score=item.fused_score,
+        title=source.get(fields.TITLE) if chosen(fields.TITLE) else None,
+        text=text if chosen(fields.TEXT) else None,
+        creation_time=None if created is None else parse_instant(created),
+        metadata=source.get(fields.METADATA, {}) if chosen(fields.METADATA) else None,
+        fields=others,
+        age_days=age_days(plan, source),
+        relevance=passage["relevance"],
+        decay=item.factor,
+        evergreen=item.evergreen,
+        routes={**item.routes, **outcome.missed.get(item.key, {})},
+        chunk=None if start is None else {"number": passage["number"], "start": start, "end": end},
+        highlights=document.get("highlight"),
+        embedding=passage["embedding"] if search.include_embedding else None,
+        rerank_score=item.rerank_score,
+        near_duplicates=item.near_duplicates,
+        additive=item.additive,
+    )
+
+
+def _with_neighbours(
+    source: Mapping[str, Any], passage: Mapping[str, Any], reach: int
+) -> tuple[str, int, int]:
+    chunks = source.get(fields.CHUNKS, [])
+    number = int(passage["number"])
+    around = chunks[max(0, number - reach) : number + reach + 1]
+    start = min(chunk["start"] for chunk in around)
+    end = max(chunk["end"] for chunk in around)
+    return source.get(fields.TEXT, "")[start:end], start, end
+
+
+def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, now_ms: int) -> str | None:
+    """Return the cursor of the next page; None where there is nothing more.
+
+    Where the window is used up but the routes match more, the cursor is given and says so when it is used.
+    """
+    if run.pit is None:
+        return None
+    reached = run.offset + len(outcome.page)
+    if reached >= len(outcome.order):
+        truncated = run.plan.search.rerank is None and any(
+            answer.total is not None and answer.total.value > len(answer.candidates)
+            for answer in run.answers.values()
+        )
+        if not truncated or not outcome.page:
+            return None
+    request = run.plan.search.model_dump(mode="json", exclude_unset=True)
+    return cursors.seal(
+        cursors.CursorPayload(
+            kind="search",
+            origin_ms=run.plan.origin_ms,
+            pit_id=run.pit,
+            window=run.plan.window,
+            offset=reached,
+            top_k=run.plan.search.top_k,
+            request=request,
+            digest=cursors.request_digest(request),
+            collection=run.plan.collection.name,
+            caller=caller.tag,
+            issued_ms=now_ms,
+            expires_ms=now_ms + int(PIT_KEEP_ALIVE_S * 1000),
+        ),
+        secrets=doors.cursor_secrets,
+    )

@@ -1,0 +1,128 @@
+"""The environment, read once by the wiring: every setting is `HALFLIFE_…`, with its unit in its name.
+
+Nothing below `api` and `main` knows that there is an environment. The README's table is made from this module.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Where things are and how much one request may cost."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HALFLIFE_", env_file=None, extra="ignore", hide_input_in_errors=True
+    )
+
+    elasticsearch_url: Annotated[str, NoDecode] = Field(
+        "http://127.0.0.1:9200",
+        description="Address of the cluster (9.1 or newer); several nodes with commas between.",
+    )
+    elasticsearch_api_key: SecretStr | None = Field(None, description="API key, as Elasticsearch encodes it.")
+    elasticsearch_username: str | None = Field(None, description="User, where no API key is used.")
+    elasticsearch_password: SecretStr | None = Field(None, description="The user's password.")
+    elasticsearch_ca: str | None = Field(
+        None, description="File of the CA that signed the cluster's certificate."
+    )
+    elasticsearch_verify_certs: bool = Field(
+        True, description="false accepts any certificate: for trials only."
+    )
+    elasticsearch_timeout_s: float = Field(
+        10.0, gt=0, le=300, description="Longest wait for one request to the cluster."
+    )
+    elasticsearch_connections: int = Field(20, ge=1, le=1000, description="Connections to each node.")
+    startup_wait_s: float = Field(
+        60.0, ge=0, le=3600, description="How long start-up waits for the cluster and the embedder."
+    )
+
+    embedding_base_url: str = Field(
+        "http://127.0.0.1:9400/v1", description="An OpenAI-compatible server; `halflife up` starts one here."
+    )
+    embedding_api_key: SecretStr | None = Field(
+        None, description="Its key; left out for servers without one."
+    )
+    embedding_model: str = Field(
+        "multilingual-e5-small", description="The model's name, as that server knows it."
+    )
+    embedding_dims: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Length of its vectors; asked from the server at start-up if left out.",
+    )
+    embedding_send_dimensions: bool = Field(
+        False, description="Ask the server for `embedding_dims` (OpenAI's v3 models)."
+    )
+    embedding_query_prefix: str = Field(
+        "query: ", description="Put before queries; E5-style models need it. Empty for OpenAI."
+    )
+    embedding_document_prefix: str = Field("passage: ", description="Put before passages; likewise.")
+    embedding_max_batch: int = Field(32, ge=1, le=2048, description="Texts in one embedding request.")
+    embedding_max_batch_tokens: int = Field(
+        100_000, ge=16, description="Estimated tokens in one embedding request."
+    )
+    embedding_max_input_tokens: int = Field(
+        512, ge=16, description="Tokens of one text that the model reads."
+    )
+    embedding_concurrency: int = Field(4, ge=1, le=256, description="Embedding requests under way at once.")
+    embedding_timeout_s: float = Field(
+        30.0, gt=0, le=600, description="Longest wait for one embedding request."
+    )
+    embedding_query_timeout_s: float = Field(
+        5.0, gt=0, le=60, description="Longest wait for a query's embedding."
+    )
+    embedding_cache_size: int = Field(1024, ge=0, le=1_000_000, description="Query vectors kept in memory.")
+
+    chunk_tokens: int = Field(
+        400, ge=32, le=8192, description="Estimated tokens of one chunk, its title included."
+    )
+    chunk_overlap_tokens: int = Field(40, ge=0, le=4096, description="Tokens that neighbouring chunks share.")
+
+    rerank_url: str | None = Field(
+        None, description="A reranker (Cohere/Jina/vLLM/Infinity/llama.cpp or TEI form)."
+    )
+    rerank_model: str | None = Field(None, description="Its model's name, where it wants one.")
+    rerank_api_key: SecretStr | None = Field(None, description="Its key.")
+    rerank_form: Literal["auto", "cohere", "tei"] = Field("auto", description="How it is spoken to.")
+    rerank_timeout_s: float = Field(5.0, gt=0, le=60, description="Longest wait for it in one search.")
+
+    host: str = Field("127.0.0.1", description="Address the API listens on.")
+    port: int = Field(8080, ge=0, le=65535, description="Port the API listens on.")
+    cursor_secret: SecretStr | None = Field(
+        None,
+        description="Signs cursors; give every process the same. Made up at start if left out: cursors end with it.",
+    )
+    auto_create_collections: bool = Field(
+        True, description="A first upsert makes its collection with the defaults."
+    )
+    max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest request body.")
+    max_concurrent_requests: int = Field(
+        64, ge=1, description="Requests answered at once; more get 503 with Retry-After."
+    )
+    docs: bool = Field(True, description="Serve /docs and /openapi.json.")
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.elasticsearch_api_key and self.elasticsearch_username:
+            raise ValueError("give HALFLIFE_ELASTICSEARCH_API_KEY or a user with password, not both")
+        if bool(self.elasticsearch_username) != bool(self.elasticsearch_password):
+            raise ValueError("HALFLIFE_ELASTICSEARCH_USERNAME and …_PASSWORD go together")
+        if self.chunk_overlap_tokens * 2 > self.chunk_tokens:
+            raise ValueError("HALFLIFE_CHUNK_OVERLAP_TOKENS must be at most half of HALFLIFE_CHUNK_TOKENS")
+        return self
+
+    @property
+    def elasticsearch_urls(self) -> list[str]:
+        """The nodes' addresses."""
+        return [url.strip() for url in self.elasticsearch_url.split(",") if url.strip()]
+
+
+def environment_table() -> list[tuple[str, str, str]]:
+    """Return (variable, default, meaning) of every setting, in order: the README's table."""
+    rows = []
+    for name, info in Settings.model_fields.items():
+        default = "" if info.default is None else str(info.default)
+        rows.append((f"HALFLIFE_{name.upper()}", default, info.description or ""))
+    return rows

@@ -1,0 +1,289 @@
+"""The stages after recall: fusion, then reranking, near-duplicate removal and MMR, each if asked for.
+
+Works on a plan and what recall brought; of the outside it calls the reranker alone. Deterministic: ties are broken
+by content.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app import decay, diversity, fields, fusion, queries
+from app.errors import RerankerFailed
+from app.models import Fusion, RouteHit
+from app.planning import Candidate, Plan, RouteAnswer
+from app.reranking import Reranker
+
+Measured = Mapping[str, tuple[float, float, float]]
+"""Candidate key -> (relevance, salience, recency)."""
+
+
+@dataclass(slots=True)
+class Placed:
+    """A candidate in the fused order, with what its hit will say."""
+
+    key: str
+    id: str
+    chunk: int | None
+    score: float
+    fused_score: float
+    created_ms: int | None
+    factor: float | None
+    routes: dict[str, RouteHit]
+    evergreen: bool
+    rerank_score: float | None = None
+    near_duplicates: list[str] | None = None
+    additive: dict[str, float] | None = None
+
+
+def fuse(
+    plan: Plan, answers: Mapping[str, RouteAnswer], tails: Mapping[str, RouteAnswer], measured: Measured
+) -> list[Placed]:
+    """Return the whole fused order: the head from the windows alone, then the tail that a long page asked for."""
+    head = _fused(plan, answers, measured, window=plan.window)
+    if plan.tail is None:
+        return head
+    taken = {placed.key for placed in head}
+    last = head[-1].score if head else None
+    tail = [placed for placed in _fused(plan, tails, measured, window=plan.tail) if placed.key not in taken]
+    for placed in tail:
+        # The head never depends on top_k, so what only the longer lists hold stays below all of it.
+        if last is not None:
+            placed.score = min(placed.score, last)
+    return [*head, *tail]
+
+
+def _fused(
+    plan: Plan, answers: Mapping[str, RouteAnswer], measured: Measured, *, window: int
+) -> list[Placed]:
+    candidates: dict[str, dict[str, Candidate]] = {}
+    lists = []
+    for route in plan.routes:
+        answer = answers.get(route.name)
+        if answer is None:
+            continue
+        for candidate in answer.candidates:
+            candidates.setdefault(candidate.key, {})[route.name] = candidate
+        hits = [fusion.RankedHit(c.key, c.score, c.created_ms) for c in answer.candidates]
+        lists.append(fusion.RankedRoute(route.name, route.weight, hits))
+    additive = plan.fusion.method == "additive"
+    method = Fusion() if additive else plan.fusion
+    fused = fusion.fuse(lists, fusion=method, window=window)
+    terms: dict[str, dict[str, float]] = {}
+    if additive:
+        weights = {str(name): weight for name, weight in (plan.fusion.weights or {}).items()}
+        sums = {
+            item.key: fusion.additive(*measured.get(item.key, (0.0, 0.0, 0.0)), weights) for item in fused
+        }
+        terms = {key: value.terms for key, value in sums.items()}
+        fused = fusion.rescore(fused, {key: value.score for key, value in sums.items()})
+    factors = {item.key: _factor(plan, candidates[item.key]) for item in fused}
+    if plan.placement == "fused" and not additive:
+        fused = fusion.apply_factor(fused, {key: 1.0 if f is None else f for key, f in factors.items()})
+    return [
+        _place(plan, item, candidates[item.key], factors[item.key], terms.get(item.key)) for item in fused
+    ]
+
+
+def _factor(plan: Plan, held: Mapping[str, Candidate]) -> float | None:
+    """Return the factor of the request's decay: the cluster's own where it was told, else by the closed formula."""
+    if plan.base_decay is None:
+        return None
+    candidate = next(iter(held.values()))
+    if plan.placement == "fused" and candidate.factor is not None:
+        return candidate.factor
+    return decay.factor(
+        plan.base_decay, origin_ms=plan.origin_ms, moment_ms=candidate.aged_ms, evergreen=candidate.evergreen
+    )
+
+
+def _place(
+    plan: Plan,
+    item: fusion.Fused,
+    held: Mapping[str, Candidate],
+    factor: float | None,
+    terms: dict[str, float] | None,
+) -> Placed:
+    candidate = next(iter(held.values()))
+    routes = {
+        name: RouteHit(
+            rank=item.ranks.get(name, part.rank),
+            score=part.base,
+            decay=part.factor if plan.placement == "route" else None,
+            decayed_score=part.score,
+            contribution=0.0 if terms is not None else item.contributions.get(name, 0.0),
+            normalized=item.normalized.get(name),
+        )
+        for name, part in held.items()
+    }
+    return Placed(
+        key=item.key, id=candidate.id, chunk=candidate.chunk, score=item.score,
+        fused_score=item.score if terms is not None else item.fused_score,
+        created_ms=candidate.created_ms, factor=factor, routes=routes, evergreen=candidate.evergreen, additive=terms,
+    )  # fmt: skip
+
+
+def needed(plan: Plan, order: Sequence[Placed], *, offset: int) -> list[Placed]:
+    """Return the hits whose documents this page and the stages before it read.
+
+    The stages' pool depends on the request alone, never on the page, so that pages fit together.
+    """
+    search = plan.search
+    pool = 0
+    if search.rerank is not None:
+        pool = search.rerank.candidates
+    if search.mmr is not None:
+        pool = max(pool, search.mmr.candidates)
+    if search.dedup is not None:
+        pool = max(pool, 2 * plan.window)
+    if pool == 0:
+        return list(order[offset : offset + search.top_k])
+    # Duplicates and reordering move hits onto the page from below it.
+    return list(order[: max(2 * pool, offset + search.top_k + pool)])
+
+
+def needs_embeddings(plan: Plan) -> bool:
+    """Tell whether a stage compares stored vectors."""
+    return plan.search.dedup is not None or plan.search.mmr is not None
+
+
+def passage_of(item: Placed, hit: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Return the hit's chunk: number, text, start, end, relevance, embedding; the nearest, worded or first one."""
+    inner = hit.get("inner_hits", {})
+    for name in ("nearest", "worded", "first"):
+        for chunk in inner.get(name, {}).get("hits", {}).get("hits", []):
+            number = chunk["_nested"]["offset"]
+            if item.chunk is not None and number != item.chunk:
+                continue
+            source = chunk.get("_source", {})
+            held = source.get("chunks", source)
+            relevance = None
+            if name == "nearest":
+                cosine = queries.cosine_of(float(chunk["_score"]), plan.collection.similarity)
+                relevance = min(1.0, max(0.0, cosine))
+            return {
+                "number": number,
+                "text": held.get("text"),
+                "start": held.get("start"),
+                "end": held.get("end"),
+                "embedding": held.get("embedding"),
+                "relevance": relevance,
+            }
+    return {
+        "number": item.chunk,
+        "text": None,
+        "start": None,
+        "end": None,
+        "embedding": None,
+        "relevance": None,
+    }
+
+
+async def after_fusion(
+    plan: Plan,
+    order: list[Placed],
+    documents: Mapping[str, Mapping[str, Any]],
+    *,
+    reranker: Reranker | None,
+    deadline_s: float,
+) -> tuple[list[Placed], RerankerFailed | None]:
+    """Return the order after reranking, near-duplicate removal and MMR, and the reranker's failure if it failed.
+
+    `documents` holds what `needed` named; hits of it that are gone are dropped.
+    """
+    search = plan.search
+    failure = None
+    if search.rerank is not None and reranker is not None and order:
+        try:
+            order = await _rerank(plan, order, documents, reranker=reranker, deadline_s=deadline_s)
+        except RerankerFailed as error:
+            failure = error
+    if search.dedup is not None:
+        order = _without_duplicates(plan, order, documents)
+    if search.mmr is not None:
+        order = _diversified(plan, order, documents)
+    return order, failure
+
+
+def _without_duplicates(
+    plan: Plan, order: list[Placed], documents: Mapping[str, Mapping[str, Any]]
+) -> list[Placed]:
+    dedup = plan.search.dedup
+    assert dedup is not None
+    pool, rest = order[: 2 * plan.window], order[2 * plan.window :]
+    passages = [passage_of(item, documents[item.key], plan) for item in pool]
+    kept, dropped = diversity.drop_near_duplicates(
+        [item.key for item in pool],
+        [_array(passage["embedding"]) for passage in passages],
+        threshold=dedup.threshold,
+        keep=dedup.keep,
+        created_ms=[item.created_ms for item in pool],
+        texts=[passage["text"] for passage in passages],
+    )
+    by_key = {item.key: item for item in pool}
+    for key, gone in dropped.items():
+        by_key[key].near_duplicates = [by_key[other].id for other in gone]
+    return [*(by_key[key] for key in kept), *rest]
+
+
+def _diversified(plan: Plan, order: list[Placed], documents: Mapping[str, Mapping[str, Any]]) -> list[Placed]:
+    mmr = plan.search.mmr
+    assert mmr is not None
+    pool, rest = order[: mmr.candidates], order[mmr.candidates :]
+    passages = [passage_of(item, documents[item.key], plan) for item in pool]
+    relevance = [
+        (passage["relevance"] or 0.0) * (1.0 if item.factor is None else item.factor)
+        for passage, item in zip(passages, pool, strict=True)
+    ]
+    vectors = [_array(passage["embedding"]) for passage in passages]
+    chosen = diversity.mmr(relevance, vectors, lambda_=mmr.lambda_, k=len(pool))
+    return [*(pool[position] for position in chosen), *rest]
+
+
+def _array(vector: Sequence[float] | None) -> np.ndarray | None:
+    return None if vector is None else np.asarray(vector, dtype=np.float32)
+
+
+async def _rerank(
+    plan: Plan,
+    order: list[Placed],
+    documents: Mapping[str, Mapping[str, Any]],
+    *,
+    reranker: Reranker,
+    deadline_s: float,
+) -> list[Placed]:
+    """Return the reranked head: scores in [0, 1] (logits through the logistic function) times the decay factor."""
+    rerank = plan.search.rerank
+    assert rerank is not None
+    head = order[: rerank.candidates]
+    texts = []
+    for item in head:
+        title = documents[item.key].get("_source", {}).get(fields.TITLE) or ""
+        text = passage_of(item, documents[item.key], plan)["text"] or ""
+        texts.append(f"{title}\n{text}".strip())
+    scores = await reranker.rerank(plan.search.query, texts, deadline_s=deadline_s)
+    probability = all(0 <= score <= 1 for score in scores if score is not None)
+    place = {item.key: position for position, item in enumerate(head)}
+    kept: list[Placed] = []
+    unscored: list[Placed] = []
+    for item, score in zip(head, scores, strict=True):
+        if score is None:
+            unscored.append(item)
+            continue
+        item.rerank_score = score
+        factor = item.factor if rerank.decay and item.factor is not None else 1.0
+        item.score = (score if probability else _logistic(score)) * factor
+        if rerank.min_score is None or score >= rerank.min_score:
+            kept.append(item)
+    kept.sort(key=lambda item: (-item.score, place[item.key]))
+    if rerank.min_score is None:
+        for item in unscored:
+            item.score = 0.0
+        kept += unscored
+    return kept if rerank.top_n is None else kept[: rerank.top_n]
+
+
+def _logistic(x: float) -> float:
+    return float(1 / (1 + np.exp(-np.clip(x, -60, 60))))

@@ -1,0 +1,172 @@
+"""Instants and durations: parsing what callers write, printing what the cluster reads.
+
+An instant is an aware UTC `datetime` in whole milliseconds; a duration is an `int` of milliseconds (a
+`timedelta` is too small for the longest one Elasticsearch takes). No clock is read here.
+"""
+
+import math
+import re
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+DAY_MS = MS["d"]
+HOUR_MS = MS["h"]
+LONGEST_MS = 106_751_991_168 * DAY_MS
+"""The longest duration Elasticsearch's time units express in days."""
+
+_DURATION = re.compile(r"(\d{1,19})(ms|[sSmhHdD])")
+_ISO_DURATION = re.compile(
+    r"P(?:(\d{1,12})W)?(?:(\d{1,12})D)?(?:T(?:(\d{1,12})H)?(?:(\d{1,12})M)?(?:(\d{1,12})S)?)?"
+)
+_INSTANT = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,18}))?)?(Z|z|[+-]\d\d:?\d\d)?)?"
+)
+
+# Numbers are taken only where their unit can't be mistaken: as seconds and as milliseconds these two
+# ranges both mean 1973-03-03 to 2286-11-20, and nothing outside them is accepted.
+_SECONDS = (1e8, 1e10)
+_MILLIS = (1e11, 1e13)
+
+
+def parse_duration(value: Any) -> int:
+    """Return milliseconds for `14d`, `36h`, `30m` (minutes), `45s`, `250ms` or ISO 8601 (`P14D`, `PT36H`).
+
+    Raises ValueError for bare numbers, fractions, months and years (no fixed length), and zero is allowed:
+    who needs a positive one checks it.
+    """
+    if isinstance(value, bool) or not isinstance(value, str):
+        raise ValueError("a duration is text with a unit, such as '14d', '36h', '30m' (minutes) or 'P14D'")
+    text = value.strip()
+    if match := _DURATION.fullmatch(text):
+        amount, unit = int(match[1]), match[2]
+        ms = amount * MS[unit if unit == "ms" else unit.lower()]
+    elif (match := _ISO_DURATION.fullmatch(text)) and any(match.groups()) and not text.endswith("T"):
+        weeks, days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        ms = (weeks * 7 + days) * DAY_MS + hours * HOUR_MS + minutes * MS["m"] + seconds * MS["s"]
+    else:
+        raise ValueError(
+            f"'{text[:40]}' is not a duration: write whole numbers with d, h, m (minutes), s or ms ('14d', "
+            "'36h'), or ISO 8601 ('P14D', 'PT36H'); weeks are P2W, years are days ('365d')"
+        )
+    if ms > LONGEST_MS:
+        raise ValueError(f"'{text[:40]}' is longer than Elasticsearch can express ({LONGEST_MS // DAY_MS}d)")
+    return ms
+
+
+def format_duration(ms: int) -> str:
+    """Return the duration in Elasticsearch's time units, in the largest unit that keeps it whole."""
+    for unit in ("d", "h", "m", "s"):
+        if ms and ms % MS[unit] == 0:
+            return f"{ms // MS[unit]}{unit}"
+    return f"{ms}ms"
+
+
+def parse_instant(value: Any) -> datetime:
+    """Return the UTC instant in whole milliseconds (finer digits are cut off).
+
+    Takes ISO 8601 (a date alone is its midnight; no offset means UTC, whatever the server's zone), an aware
+    `datetime`, seconds since 1970 from 1e8 up to 1e10, or milliseconds from 1e11 up to 1e13; other numbers
+    are ambiguous and raise ValueError.
+    """
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return _whole_ms(moment.astimezone(UTC))
+    if isinstance(value, date):
+        return datetime(value.year, value.month, value.day, tzinfo=UTC)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _from_number(value)
+    if not isinstance(value, str):
+        raise ValueError("an instant is ISO 8601 text ('2026-01-31T00:00:00Z') or a Unix time")
+    match = _INSTANT.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(
+            f"'{value[:40]}' is not an instant: write ISO 8601, such as '2026-01-31' or '2026-01-31T08:00:00Z'"
+        )
+    year, month, day, hour, minute, second, fraction, zone = match.groups()
+    try:
+        moment = datetime(
+            int(year), int(month), int(day), int(hour or 0), int(minute or 0), int(second or 0),
+            int(((fraction or "") + "000")[:3]) * 1000, tzinfo=_zone(zone),
+        )  # fmt: skip
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError) as cause:
+        raise ValueError(f"'{value[:40]}' names no real instant: {cause}") from cause
+
+
+def is_day(value: Any) -> bool:
+    """Tell whether the caller wrote a date alone, which range filters round as Elasticsearch does."""
+    return isinstance(value, str) and len(value.strip()) == 10
+
+
+def to_ms(moment: datetime) -> int:
+    """Return whole milliseconds since 1970."""
+    return (moment - EPOCH) // timedelta(milliseconds=1)
+
+
+def from_ms(ms: int) -> datetime:
+    """Return the UTC instant of whole milliseconds since 1970."""
+    return EPOCH + timedelta(milliseconds=ms)
+
+
+def format_instant(moment: datetime) -> str:
+    """Return `2026-01-31T00:00:00.000Z`."""
+    return (
+        moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.").rjust(20, "0")
+        + f"{moment.microsecond // 1000:03d}Z"
+    )
+
+
+def _whole_ms(moment: datetime) -> datetime:
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+def _from_number(value: float) -> datetime:
+    if math.isfinite(value):
+        if _SECONDS[0] <= value < _SECONDS[1]:
+            return from_ms(int(value * 1000) if isinstance(value, int) else math.floor(value * 1000 + 1e-4))
+        if _MILLIS[0] <= value < _MILLIS[1]:
+            return from_ms(int(value))
+    raise ValueError(
+        f"{value!r} as a time is ambiguous: numbers are seconds (1e8 to 1e10) or milliseconds (1e11 to 1e13) "
+        "since 1970; write ISO 8601 ('2026-01-31T00:00:00Z')"
+    )
+
+
+def _zone(text: str | None) -> timezone:
+    if text is None or text in "Zz":
+        return UTC
+    sign = -1 if text[0] == "-" else 1
+    digits = text[1:].replace(":", "")
+    return timezone(sign * timedelta(hours=int(digits[:2]), minutes=int(digits[2:])))
+
+
+Instant = Annotated[
+    datetime,
+    BeforeValidator(parse_instant),
+    PlainSerializer(format_instant, return_type=str, when_used="json"),
+    WithJsonSchema({
+        "anyOf": [{"type": "string"}, {"type": "number"}],
+        "description": "ISO 8601 (no offset means UTC; a date alone is its midnight), or a Unix time in seconds or milliseconds",
+        "examples": ["2026-01-31T00:00:00Z"],
+    }),
+]  # fmt: skip
+
+Duration = Annotated[
+    int,
+    BeforeValidator(lambda value: value if type(value) is _Ms else _Ms(parse_duration(value))),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema({
+        "type": "string",
+        "description": "whole number with a unit: d, h, m (minutes), s, ms; or ISO 8601",
+        "examples": ["14d", "36h", "P14D"],
+        "pattern": r"^\s*(\d{1,19}(ms|[sSmhHdD])|P(?=\d|T\d)(\d{1,12}W)?(\d{1,12}D)?(T(\d{1,12}H)?(\d{1,12}M)?(\d{1,12}S)?)?)\s*$",
+    }),
+]  # fmt: skip
+
+
+class _Ms(int):
+    """A duration that was parsed already, so that validating a model twice is harmless."""

