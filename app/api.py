@@ -106,17 +106,17 @@ def invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRe
     for item in error.errors(include_url=False, include_context=False, include_input=False)[:20]:
         path = _path(item["loc"])
         detail = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "value_error" and (named := _NAMED.match(detail)):
+        if item["type"] == "value_error" and (named := _NAMED.search(detail)):
             # A check over several fields says which one it means.
             path = f"{path}.{named[1]}".removeprefix(".")
         entry = {"field": path or "body", "detail": detail}
         if item["type"] == "extra_forbidden":
             entry["detail"] = "there is no such field"
             entry["remedy"] = _did_you_mean(item["loc"], model)
-        elif any(tag in item["loc"][-1:] for tag in _TAGS):
+        elif item["type"] in _NO_FORM and any(tag in item["loc"][-1:] for tag in _TAGS):
             entry["detail"] = "is neither a decay nor 'off'"
             entry["remedy"] = "write an object with its strength, such as {'half_life': '180d'}, or 'off'"
-        elif item["type"] in ("model_type", "dict_type"):
+        elif item["type"] in _NO_FORM and item["type"] != "literal_error":
             entry["detail"] = "is not an object"
             entry["remedy"] = "write a JSON object"
         elif item["type"] == "missing":
@@ -149,6 +149,7 @@ def _path(location: Sequence[int | str]) -> str:
     return text.removeprefix(".")
 
 
+_NO_FORM = ("model_type", "dict_type", "model_attributes_type", "literal_error")
 _TAGS = ("_decay", "_off")
 """Which form of a decay was read: pydantic names it in a location, callers never wrote it."""
 

@@ -10,13 +10,26 @@ from typing import Any, Final
 from app import fields
 from app.errors import InvalidRequest
 from app.models import STRENGTHS, Decay, DecayStrength, ResolvedDecay
-from app.times import DAY_MS, HOUR_MS, LONGEST_MS, format_duration, format_instant, from_ms
+from app.times import (
+    DAY_MS,
+    HOUR_MS,
+    LONGEST_MS,
+    cap_duration,
+    format_duration,
+    format_instant,
+    from_ms,
+    within_calendar,
+)
 
 DEFAULT_FLOOR: Final = 0.5
 DEFAULT_VECTOR_FLOOR: Final = 0.9
 """Cosine scores crowd into a narrow band ((1 + cos)/2, most of it between 0.85 and 0.95), so the factor that
 suits BM25 would turn a vector route into a date sort. Of the pairs measured on rfc_en and chronoqa_zh, 0.5 and
 0.9 lifted currency most (0.11 to 0.63) for the loss they cost; see DECISIONS.md."""
+
+SMALL_LOSS: Final = 1e-6
+"""1 - p is off by up to 1e-16: below this p, that is more than 1e-10 of it, so the loss is told at a longer scale."""
+SMALLEST_WEIGHT: Final = 2.0**-149
 
 
 def merge(base: Decay, override: DecayStrength | None) -> Decay:
@@ -53,7 +66,8 @@ def resolve(decay: Decay, *, default_floor: float) -> ResolvedDecay:
 
     `half_life` h is decay 0.5 at scale h. `rate` r per day: exp is e^(-r*s) at a scale s of about 1/r, linear
     is 1 - r*s at a scale of about 0.5/r. `hourly_loss` p is 1-p at a scale of one hour (LangChain's
-    `(1 - decay_rate)^hours`); 0 loses nothing and 1 loses all at once.
+    `(1 - decay_rate)^hours`), where p is too small for 1-p to hold its digits the same curve at a longer scale; 0
+    loses nothing and 1 loses all at once.
     """
     floor = default_floor if decay.floor is None else decay.floor
     shape, scale_ms, at_scale = _strength(decay)
@@ -76,17 +90,13 @@ def _strength(decay: Decay) -> tuple[Any, int, float]:
     if decay.scale is not None:
         return kind, decay.scale, 0.5 if decay.decay is None else decay.decay
     if decay.hourly_loss is not None:
-        if decay.hourly_loss == 0:
-            return "none", HOUR_MS, 0.5
-        if decay.hourly_loss == 1:
-            return "step", HOUR_MS, 0.5
-        return kind, HOUR_MS, 1 - decay.hourly_loss
+        return _hourly(kind, decay.hourly_loss)
     rate = decay.rate or 0.0
     if kind == "linear":
-        scale_ms = _whole(0.5 * DAY_MS / rate)
+        scale_ms = _whole(0.5 * DAY_MS, per=rate)
         at_scale = 1 - rate * scale_ms / DAY_MS
     else:
-        scale_ms = _whole(DAY_MS / rate)
+        scale_ms = _whole(DAY_MS, per=rate)
         at_scale = math.exp(-rate * scale_ms / DAY_MS)
     if not 0 < at_scale < 1:
         raise InvalidRequest(
@@ -97,8 +107,20 @@ def _strength(decay: Decay) -> tuple[Any, int, float]:
     return kind, scale_ms, at_scale
 
 
-def _whole(ms: float) -> int:
-    return max(1, min(round(ms), LONGEST_MS))
+def _hourly(kind: str, loss: float) -> tuple[Any, int, float]:
+    if loss == 1:
+        return "step", HOUR_MS, 0.5
+    scale_ms, at_scale = HOUR_MS, 1 - loss
+    if 0 < loss < SMALL_LOSS:
+        per_hour = -math.log1p(-loss)
+        scale_ms = _whole(HOUR_MS, per=per_hour)
+        at_scale = math.exp(-per_hour * scale_ms / HOUR_MS)
+    return (kind, scale_ms, at_scale) if at_scale < 1 else ("none", HOUR_MS, 0.5)
+
+
+def _whole(ms: float, *, per: float) -> int:
+    """Return ms/per as the cluster takes it: from one millisecond to the longest duration."""
+    return cap_duration(max(1, round(ms / per))) if ms < LONGEST_MS * per else LONGEST_MS
 
 
 def shape_factor(decay: ResolvedDecay, age_ms: int) -> float:
@@ -170,9 +192,9 @@ def functions(decay: ResolvedDecay, *, origin_ms: int) -> list[dict[str, Any]]:
 
 
 def _step(decay: ResolvedDecay, *, origin_ms: int, aging: dict[str, Any]) -> list[dict[str, Any]]:
-    edges = {"gte": format_instant(from_ms(origin_ms - decay.offset_ms))}
+    edges = {"gte": format_instant(from_ms(within_calendar(origin_ms - decay.offset_ms)))}
     if decay.future == "symmetric":
-        edges["lte"] = format_instant(from_ms(origin_ms + decay.offset_ms))
+        edges["lte"] = format_instant(from_ms(within_calendar(origin_ms + decay.offset_ms)))
     inside = {"range": {decay.field: edges}}
     return [
         {"filter": {"bool": {"filter": [aging, inside]}}, "weight": 1.0},
@@ -181,8 +203,9 @@ def _step(decay: ResolvedDecay, *, origin_ms: int, aging: dict[str, Any]) -> lis
 
 
 def _constant(where: dict[str, Any], value: float, *, field: str) -> dict[str, Any]:
-    # A weight of 0 is taken by Elasticsearch for "no function matched", which scores 1; a date times 0 is 0.
-    if value == 0:
+    # A weight of 0 is taken by Elasticsearch for "no function matched", which scores 1; a date times 0 is 0. So is a
+    # weight below the smallest 32-bit float.
+    if value < SMALLEST_WEIGHT:
         return {"filter": where, "field_value_factor": {"field": field, "factor": 0, "missing": 1}}
     return {"filter": where, "weight": value}
 

@@ -556,7 +556,8 @@ def _terms(name: str, kind: Kind, wanted: tuple[Any, ...]) -> list[dict[str, Any
 
 
 def _range(name: str, kind: Kind, bounds: Mapping[str, Any]) -> dict[str, Any]:
-    # Without its format Elasticsearch reads four-digit milliseconds as a year.
+    # Elasticsearch 9.5 reads a number as milliseconds but the text "2024" as a year: say which it is, whatever
+    # format the field has.
     return {"range": {name: {**bounds, "format": "epoch_millis"} if kind == "date" else dict(bounds)}}
 
 

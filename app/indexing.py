@@ -14,27 +14,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from app import chunking, documents, fields, names
+from app import bulks, chunking, documents, fields, names
+from app.bulks import Report, conflict, contended, failed, in_slices, in_waves
 from app.chunking import Chunk
 from app.documents import InvalidItem, Source
 from app.elastic import Cluster, encode, pack_vector
 from app.errors import (
-    ClusterRejected,
     ClusterUnavailable,
-    Conflict,
     CursorExpired,
-    EmbedderUnavailable,
     HalflifeError,
-    InvalidRequest,
-    StorageFull,
     Unavailable,
 )
 from app.models import BulkResult, Collection, Document, DocumentPatch, ItemResult, StoredDocument
 from app.times import format_instant, parse_instant
 from app.writes import Patience, RefreshWhen, Stamper, Stored, Target, Targets, Write, Writer
 
-SLICE_ITEMS: Final = 256
-SLICE_CHARS: Final = 2_000_000
 PARALLEL_SLICES: Final = 2
 """While one slice waits for the cluster or the embedder, the next is checked and chunked."""
 CHANGE_ITEMS: Final = 32
@@ -104,10 +98,10 @@ class Indexer:
         EmbedderUnavailable, ClusterUnavailable or StorageFull if nothing could be stored because of that, and
         NotFound if there is no such collection; each carries `items` and `failed`.
         """
-        writer, report = self._writer(collection), _Report(len(items))
-        slices = [part for wave in _waves(items) for part in _slices(items, wave)]
-        for wave in _waves(items):
-            parts = list(_slices(items, wave))
+        writer, report = self._writer(collection), Report(len(items))
+        slices = [part for wave in in_waves(items) for part in in_slices(items, wave)]
+        for wave in in_waves(items):
+            parts = list(in_slices(items, wave))
             gate = asyncio.Semaphore(PARALLEL_SLICES)
             # With one slice the bulk itself can wait for the refresh; with more, one refresh ends them all.
             with_bulk: RefreshWhen = refresh if len(slices) == 1 else "false"
@@ -128,7 +122,7 @@ class Indexer:
         writer: Writer,
         items: Sequence[Any],
         part: Sequence[int],
-        report: "_Report",
+        report: Report,
         refresh: RefreshWhen,
     ) -> None:
         """Check, cut, embed and write one slice of items with distinct ids."""
@@ -151,7 +145,7 @@ class Indexer:
                 return
             if pending and not await writer.pause(rounds, until=until):
                 for item in pending:
-                    report.fail(item.position, item.document.id, _contended())
+                    report.fail(item.position, item.document.id, contended())
                 return
             rounds += 1
 
@@ -160,7 +154,7 @@ class Indexer:
         writer: Writer,
         pending: Sequence["_Upsert"],
         leading: Target,
-        report: "_Report",
+        report: Report,
         refresh: RefreshWhen,
     ) -> list["_Upsert"]:
         """Write what is pending and return what must be decided anew, since its document has changed meanwhile."""
@@ -184,7 +178,7 @@ class Indexer:
             if write.error is not None:
                 report.fail(item.position, write.id, write.error)
             elif write.conflict and item.document.if_version is not None:
-                report.put(item.position, _conflict(write.id, "it has changed meanwhile", None))
+                report.put(item.position, conflict(write.id, "it has changed meanwhile", None))
             elif write.conflict:
                 again.append(item)
             else:
@@ -311,9 +305,9 @@ class Indexer:
 
         Raises InvalidRequest if every item is invalid, ClusterUnavailable or StorageFull if nothing could be stored.
         """
-        writer, report = self._writer(collection), _Report(len(items))
+        writer, report = self._writer(collection), Report(len(items))
         leading = await writer.leading()
-        for wave in _waves(items):
+        for wave in in_waves(items):
             changes = []
             for position in wave:
                 try:
@@ -342,7 +336,7 @@ class Indexer:
 
         A document that is missing or deleted stays so (`not_found`); one touched later already is `unchanged`.
         """
-        writer, report = self._writer(collection), _Report(len(instants))
+        writer, report = self._writer(collection), Report(len(instants))
 
         def touching(at: datetime) -> _Apply:
             text = format_instant(at)
@@ -365,8 +359,8 @@ class Indexer:
         self, ids: Sequence[Any], *, collection: Collection, refresh: RefreshWhen = "false"
     ) -> BulkResult:
         """Delete documents by id; what is not there is `not_found`, which is no failure."""
-        writer, report = self._writer(collection), _Report(len(ids))
-        for wave in _waves(ids):
+        writer, report = self._writer(collection), Report(len(ids), named="ids")
+        for wave in in_waves(ids):
             changes = []
             for position in wave:
                 try:
@@ -389,13 +383,13 @@ class Indexer:
         return apply
 
     async def _change(
-        self, writer: Writer, changes: Sequence["_Change"], report: "_Report", *, whole: bool = True
+        self, writer: Writer, changes: Sequence["_Change"], report: Report, *, whole: bool = True
     ) -> None:
         """Read, change and write documents of distinct ids, each only if it is still what was read; else again.
 
         `whole`: the document is needed with its vectors; else only what a tombstone keeps of it.
         """
-        step = CHANGE_ITEMS if whole else SLICE_ITEMS
+        step = CHANGE_ITEMS if whole else bulks.SLICE_ITEMS
         for first in range(0, len(changes), step):
             pending = list(changes[first : first + step])
             rounds, until = 0, writer.deadline()
@@ -408,12 +402,12 @@ class Indexer:
                     break
                 if pending and not await writer.pause(rounds, until=until):
                     for change in pending:
-                        report.fail(change.position, change.id, _contended())
+                        report.fail(change.position, change.id, contended())
                     break
                 rounds += 1
 
     async def _change_round(
-        self, writer: Writer, pending: Sequence["_Change"], report: "_Report", *, whole: bool
+        self, writer: Writer, pending: Sequence["_Change"], report: Report, *, whole: bool
     ) -> list["_Change"]:
         leading = await writer.leading()
         wanted: bool | list[str] = True if whole else [fields.DELETED, fields.REVISION]
@@ -424,7 +418,7 @@ class Indexer:
             if stored is None or stored.deleted:
                 report.put(change.position, ItemResult(id=change.id, status="not_found"))
             elif change.if_version is not None and change.if_version != stored.version:
-                report.put(change.position, _conflict(change.id, "its version is another", stored.version))
+                report.put(change.position, conflict(change.id, "its version is another", stored.version))
             elif (changed := change.apply(stored)) is None:
                 report.put(
                     change.position, ItemResult(id=change.id, status="unchanged", version=stored.version)
@@ -439,7 +433,7 @@ class Indexer:
             if write.error is not None:
                 report.fail(change.position, write.id, write.error)
             elif write.conflict and change.if_version is not None:
-                report.put(change.position, _conflict(write.id, "it has changed meanwhile", None))
+                report.put(change.position, conflict(write.id, "it has changed meanwhile", None))
             elif write.conflict:
                 again.append(change)
             else:
@@ -507,7 +501,7 @@ class Indexer:
                     await writer.write(writes, self._encode_bodies)
                     for write in writes:
                         if write.error is not None:
-                            failures[write.id] = _failed(write.id, write.error)
+                            failures[write.id] = failed(write.id, write.error)
                         elif write.conflict:
                             changed.append(write.id)
                         else:
@@ -515,7 +509,7 @@ class Indexer:
             if not changed:
                 break
             if not await writer.pause(rounds, until=until):
-                failures |= {id_: _failed(id_, _contended()) for id_ in changed}
+                failures |= {id_: failed(id_, contended()) for id_ in changed}
                 break
             only, rounds = changed, rounds + 1
         if refresh != "false" and deleted:
@@ -660,7 +654,7 @@ class Indexer:
             patience=self._patience,
         )
 
-    async def _show(self, writer: Writer, report: "_Report") -> None:
+    async def _show(self, writer: Writer, report: Report) -> None:
         try:
             await writer.refresh()
         except Unavailable as error:
@@ -803,66 +797,6 @@ class _Body:
         return source
 
 
-class _Report:
-    """The items' results as they become known."""
-
-    def __init__(self, size: int) -> None:
-        self._results: list[ItemResult | None] = [None] * size
-        self._errors: dict[int, HalflifeError] = {}
-
-    @property
-    def stored(self) -> bool:
-        """Tell whether anything was written."""
-        return any(r is not None and r.status in ("created", "updated", "deleted") for r in self._results)
-
-    def put(self, position: int, result: ItemResult) -> None:
-        self._results[position] = result
-
-    def fail(self, position: int, id_: str | None, error: HalflifeError) -> None:
-        self._errors[position] = error
-        self._results[position] = _failed(id_, error)
-
-    def members(self) -> dict[str, Any]:
-        """Return `items` and `failed` as an error carries them."""
-        result = self._whole()
-        return {"items": [item.model_dump(mode="json") for item in result.items], "failed": result.failed}
-
-    def result(self) -> BulkResult:
-        """Return all results; raise where one cause kept every item out."""
-        result = self._whole()
-        if len(self._errors) < len(result.items) or not result.items:
-            return result
-        if all(item.status == "invalid" for item in result.items):
-            first = next(iter(sorted(self._errors)))
-            error = self._errors[first]
-            count = len(result.items)
-            raise InvalidRequest(
-                error.detail
-                if count == 1
-                else f"none of the {count} items is valid; the first: {error.detail}",
-                field=f"{first}.{error.field}" if error.field else str(first),
-                remedy=error.remedy,
-                **self.members(),
-            )
-        for kind in (EmbedderUnavailable, ClusterUnavailable, StorageFull):
-            causes = [error for error in self._errors.values() if isinstance(error, kind)]
-            if causes and all(isinstance(e, kind | InvalidItem) for e in self._errors.values()):
-                raise kind(
-                    f"nothing was stored: {causes[0].detail}",
-                    remedy=causes[0].remedy,
-                    retry_after_s=causes[0].retry_after_s,
-                    **self.members(),
-                )
-        return result
-
-    def _whole(self) -> BulkResult:
-        assert all(result is not None for result in self._results), "an item was forgotten"
-        items = [result for result in self._results if result is not None]
-        return BulkResult(
-            items=items, failed=sum(item.status in ("conflict", "invalid", "failed") for item in items)
-        )
-
-
 def _decide(item: _Upsert, writer: Writer) -> Write | ItemResult:
     """Choose the version of an upsert by what is stored, or say why it is not written.
 
@@ -872,9 +806,9 @@ def _decide(item: _Upsert, writer: Writer) -> Write | ItemResult:
     document, stored = item.document, item.stored
     if document.if_version is not None:
         if stored is None:
-            return _conflict(document.id, "there is no such document", None)
+            return conflict(document.id, "there is no such document", None)
         if stored.version != document.if_version:
-            return _conflict(document.id, "its version is another", stored.version)
+            return conflict(document.id, "its version is another", stored.version)
         return Write(document.id, stored.version + 1, guarded=True, payload=item)
     if document.revision is not None:
         if stored is None:
@@ -884,63 +818,10 @@ def _decide(item: _Upsert, writer: Writer) -> Write | ItemResult:
                 chunks = len(stored.source.get(fields.CHUNKS, ()))
                 return ItemResult(id=document.id, status="unchanged", version=stored.version, chunks=chunks)
             what = "deleted" if stored.deleted else "stored"
-            return _conflict(document.id, f"it is {what} under revision {stored.revision}", stored.version)
+            return conflict(document.id, f"it is {what} under revision {stored.revision}", stored.version)
         version = max(document.revision, stored.version + 1)
         return Write(document.id, version, guarded=True, payload=item)
     return Write(document.id, writer.stamp(stored), guarded=False, payload=item)
-
-
-def _conflict(id_: str, what: str, version: int | None) -> ItemResult:
-    error = Conflict(f"the document was not written: {what}", remedy="read it again and decide anew")
-    return ItemResult(id=id_, status="conflict", version=version, error=documents.item_error(error))
-
-
-def _contended() -> HalflifeError:
-    return Conflict("other writers kept changing the document first", remedy="send it again")
-
-
-def _failed(id_: str | None, error: HalflifeError) -> ItemResult:
-    """Return the result of an item that is not stored; what Elasticsearch refused for its content is invalid too."""
-    refused = (
-        isinstance(error, ClusterRejected) and error.members.get("elasticsearch", {}).get("status") == 400
-    )
-    return ItemResult(
-        id=id_,
-        status="invalid" if isinstance(error, InvalidRequest) or refused else "failed",
-        error=documents.item_error(error),
-    )
-
-
-def _waves(items: Sequence[Any]) -> list[list[int]]:
-    """Return positions in groups to be done one after the other, so that items of one id keep their order."""
-    waves: list[list[int]] = []
-    seen: dict[str, int] = {}
-    for position, item in enumerate(items):
-        given = item.get("id") if isinstance(item, Mapping) else item
-        number = 0
-        if isinstance(given, str):
-            number = seen.get(given, 0)
-            seen[given] = number + 1
-        if number == len(waves):
-            waves.append([])
-        waves[number].append(position)
-    return waves
-
-
-def _slices(items: Sequence[Any], positions: Sequence[int]) -> list[list[int]]:
-    """Cut into groups of bounded count and text."""
-    slices: list[list[int]] = []
-    chars = 0
-    for position in positions:
-        item = items[position]
-        text = item.get("text") if isinstance(item, Mapping) else None
-        size = len(text) if isinstance(text, str) else 0
-        if not slices or len(slices[-1]) >= SLICE_ITEMS or chars + size > SLICE_CHARS:
-            slices.append([])
-            chars = 0
-        slices[-1].append(position)
-        chars += size
-    return slices
 
 
 def _by_ids(clauses: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> list[list[Mapping[str, Any]]]:
@@ -954,18 +835,19 @@ def _text_of(source: Source, chunk: Source) -> str:
     return chunking.embedding_text(source.get(fields.TITLE, ""), chunk["text"])
 
 
-def _pack(vector: Sequence[float]) -> str:
-    return pack_vector(np.asarray(vector, dtype=np.float32))
+def _pack(vector: str | Sequence[float]) -> str:
+    """Return a vector as it is sent, from either form in which it is read: numbers out of the index, and what was sent
+    where the document is read out of the translog, before a refresh.
+    """
+    return vector if isinstance(vector, str) else pack_vector(np.asarray(vector, dtype=np.float32))
 
 
 def _packed(source: Source) -> Source:
-    """Return the document with the vectors that came back as lists packed again."""
+    """Return the document with its vectors packed."""
     if fields.CHUNKS not in source:
         return source
     chunks = [
-        {**chunk, "embedding": _pack(chunk["embedding"])}
-        if isinstance(chunk.get("embedding"), list)
-        else chunk
+        {**chunk, "embedding": _pack(chunk["embedding"])} if "embedding" in chunk else chunk
         for chunk in source[fields.CHUNKS]
     ]
     return {**source, fields.CHUNKS: chunks}

@@ -7,6 +7,7 @@ import math
 import re
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -50,8 +51,10 @@ def invalid(message: str) -> PydanticCustomError:
 
 
 def _clean_text(value: str) -> str:
-    if any("\ud800" <= char <= "\udfff" for char in value):
-        raise invalid("holds a lone surrogate, which is not valid Unicode: send well-formed UTF-8")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise invalid("holds a lone surrogate, which is not valid Unicode: send well-formed UTF-8") from None
     return value
 
 
@@ -350,9 +353,10 @@ class Mmr(Value):
 def _vector(value: list[float]) -> list[float]:
     if not value or len(value) > 4096:
         raise invalid("a vector has 1 to 4096 numbers")
-    if not all(math.isfinite(x) and abs(x) <= 3.4e38 for x in value):
+    numbers = np.asarray(value, dtype=np.float64)
+    if not (np.abs(numbers) <= 3.4e38).all():  # NaN compares as false
         raise invalid("a vector's numbers are finite 32-bit floats")
-    if math.sqrt(math.fsum(x * x for x in value)) < 1e-15:
+    if np.linalg.norm(numbers) < 1e-15:
         raise invalid("a zero vector has no direction, so no cosine: leave it out")
     return value
 

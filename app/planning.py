@@ -80,7 +80,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A document (or chunk) in one route's list, as the cluster scored it."""
+    """A document (or chunk) in one route's list, as the cluster scored it.
+
+    `factor` is the route's own, `aged_ms` the date by which the request's decay ages the document.
+    """
 
     key: str
     id: str
@@ -460,16 +463,18 @@ def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> C
     score = float(hit["_score"])
     base = float(names.get(queries.BASE_NAME, score))
     created = _date(values, fields.CREATION_TIME)
-    aging = route.decay or plan.base_decay
-    aged_field = fields.CREATION_TIME if aging is None else aging.field
-    aged = _date(values, aged_field)
+    aged = _date(values, fields.CREATION_TIME if plan.base_decay is None else plan.base_decay.field)
     evergreen = bool(values.get(fields.EVERGREEN, [False])[0])
     factor: float | None = None
     if route.decay is not None and plan.placement == "route":
         if base > 0:
-            factor = score / base
+            # The two are 32-bit floats, so that a factor of 1 can come out a little above it.
+            factor = min(1.0, score / base)
         else:
-            factor = decay.factor(route.decay, origin_ms=plan.origin_ms, moment_ms=aged, evergreen=evergreen)
+            moment_ms = _date(values, route.decay.field)
+            factor = decay.factor(
+                route.decay, origin_ms=plan.origin_ms, moment_ms=moment_ms, evergreen=evergreen
+            )
     elif plan.placement == "fused":
         factor = names.get(queries.FACTOR_NAME)
     salience = values.get(fields.SALIENCE, [None])[0]

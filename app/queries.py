@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from app import fields
-from app.times import DAY_MS, format_instant, from_ms
+from app.times import DAY_MS, format_instant, from_ms, within_calendar
 
 BASE_NAME: Final = "base"
 """Name of a route's undecayed query: Elasticsearch returns its score beside the decayed one."""
@@ -22,6 +22,9 @@ MAX_LEXICAL_TERMS: Final = 512
 """Distinct words of a query that reach BM25. Each costs up to five clauses; the cluster allows some 8,000 at a
 512 MB heap and answers 400 beyond, so longer queries are cut, and say so."""
 MAX_CANDIDATES: Final = 10_000
+STORED_PRECISION: Final = 1e-6
+"""Vectors are 32-bit floats: of a cosine of 0.381000 the l2_norm index made 0.38099997, and a threshold of just that
+cosine lost the document."""
 
 _WORD = re.compile(r"\S+")
 
@@ -51,7 +54,7 @@ def lexical_words(text: str) -> tuple[str, bool]:
         # Punctuation splits a "word" into several terms, and 255 characters are the longest term.
         cost = wide + 1 + sum(not char.isalnum() for char in word) + len(word) // 255
         if cost > budget:
-            if wide and budget > 1:
+            if budget > 1:
                 kept.append(word[:budget])
             return " ".join(kept), True
         budget -= cost
@@ -132,10 +135,22 @@ def true_at(origin_ms: int) -> dict[str, Any]:
     }
 
 
+def before(created_ms: int | None, document_id: str) -> dict[str, Any]:
+    """Return the filter for what stands before this document where scores are equal: newer ones, then smaller ids."""
+    smaller = {"range": {fields.DOCUMENT_ID: {"lt": document_id}}}
+    dated = {"exists": {"field": fields.CREATION_TIME}}
+    if created_ms is None:
+        return {"bool": {"should": [dated, {"bool": {"must_not": [dated], "filter": [smaller]}}]}}
+    at = format_instant(from_ms(created_ms))
+    level = {"range": {fields.CREATION_TIME: {"gte": at, "lte": at}}}
+    newer = {"range": {fields.CREATION_TIME: {"gt": at}}}
+    return {"bool": {"should": [newer, {"bool": {"filter": [level, smaller]}}]}}
+
+
 def within(field: str, *, origin_ms: int, window_ms: int) -> dict[str, Any]:
     """Return the filter of a fresh route: dated from the origin back to the window."""
     return {
-        "range": {field: {"gte": format_instant(from_ms(max(origin_ms - window_ms, -62_135_596_800_000)))}}
+        "range": {field: {"gte": format_instant(from_ms(within_calendar(origin_ms - window_ms)))}}
     }
 
 
@@ -210,11 +225,12 @@ def threshold(cosine: float, similarity: str) -> float:
 
     Vectors are of unit length whatever the measure (the writer sees to it), so cosine, dot product and inner
     product are one number and the L2 distance is sqrt(2 - 2*cosine): less is nearer, and Elasticsearch keeps
-    what is at most that far.
+    what is at most that far. What equals `cosine` up to the precision of the stored vectors counts as at least it.
     """
+    least = cosine - STORED_PRECISION
     if similarity == "l2_norm":
-        return math.sqrt(max(0.0, 2 - 2 * cosine))
-    return cosine
+        return math.sqrt(2 - 2 * least)
+    return least
 
 
 def cosine_of(score: float, similarity: str) -> float:

@@ -5,6 +5,7 @@ answers. A failing part is noted on the run, not raised, so that the rest can an
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     degraded: bool = False
     failure: HalflifeError | None = None
+    doomed: HalflifeError | None = None
+    """Why no answer of any route could be used."""
 
     def degrade(self, reason: str, error: HalflifeError | None = None) -> None:
         self.degraded = True
@@ -45,6 +48,11 @@ class Run:
 
     def remaining_s(self) -> float:
         return max(0.05, self.deadline - time.monotonic())
+
+
+def longest(runs: Sequence[Run]) -> float:
+    """Return the time budget of what several searches share: one that is in a hurry does not fail the others."""
+    return max(run.remaining_s() for run in runs)
 
 
 _BACKGROUND: set[asyncio.Task[None]] = set()
@@ -60,7 +68,7 @@ def in_background(work: Awaitable[None]) -> None:
     task.add_done_callback(_BACKGROUND.discard)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Ask:
     run: Run
     route: PlannedRoute
@@ -74,13 +82,12 @@ async def recall(
     if not live:
         return None
     embedding = asyncio.create_task(_embed(live, embedder=embedder))
+    asking: list[asyncio.Task[None]] = []
     opened: str | None = None
     try:
         if any(run.pit is None and run.plan.search.paging for run in live):
             alias = names.read_alias(live[0].plan.collection.name)
-            opened = await cluster.open_pit(
-                alias, keep_alive_s=PIT_KEEP_ALIVE_S, timeout_s=min(run.remaining_s() for run in live)
-            )
+            opened = await cluster.open_pit(alias, keep_alive_s=PIT_KEEP_ALIVE_S, timeout_s=longest(live))
             for run in live:
                 if run.pit is None and run.plan.search.paging:
                     run.pit = opened
@@ -93,15 +100,14 @@ async def recall(
         early: list[_Ask] = []
         if not embedding.done():
             early = [ask for ask in asks if not _waits(ask)]
-        first = asyncio.create_task(_ask(early, cluster=cluster, request_id=request_id)) if early else None
+        asking.append(asyncio.create_task(_ask(early, cluster=cluster, request_id=request_id)))
         await embedding
         late = [ask for ask in asks if ask not in early and _ready(ask)]
-        second = asyncio.create_task(_ask(late, cluster=cluster, request_id=request_id)) if late else None
-        for task in (first, second):
-            if task is not None:
-                await task
+        asking.append(asyncio.create_task(_ask(late, cluster=cluster, request_id=request_id)))
+        await asyncio.gather(*asking)
     except BaseException:
-        embedding.cancel()
+        for task in (embedding, *asking):
+            task.cancel()
         if opened is not None:
             in_background(cluster.close_pit(opened))
         raise
@@ -125,7 +131,7 @@ async def _embed(live: list[Run], *, embedder: Embedder) -> None:
     for run in live:
         given = run.plan.search.query_vector
         if given is not None:
-            run.vectors[run.plan.search.query] = list(given)
+            run.vectors[run.plan.search.query] = _unit(given)
         texts.update(dict.fromkeys(text for text in run.plan.texts_to_embed() if text not in run.vectors))
     if not texts:
         return
@@ -134,7 +140,7 @@ async def _embed(live: list[Run], *, embedder: Embedder) -> None:
     vectors: dict[str, list[float]] = {}
     truncated: set[str] = set()
     try:
-        embedded = await embedder.embed_queries(ordered, deadline_s=min(run.remaining_s() for run in live))
+        embedded = await embedder.embed_queries(ordered, deadline_s=longest(live))
     except HalflifeError as error:
         failures = dict.fromkeys(ordered, error)
     else:
@@ -143,7 +149,7 @@ async def _embed(live: list[Run], *, embedder: Embedder) -> None:
             if vector is None:
                 failures[text] = embedded.errors[position]
             else:
-                vectors[text] = [float(x) for x in vector]
+                vectors[text] = _unit(vector.tolist())
             if position in embedded.truncated:
                 truncated.add(text)
     for run in live:
@@ -160,18 +166,23 @@ async def _embed(live: list[Run], *, embedder: Embedder) -> None:
                 )
 
 
+def _unit(vector: Sequence[float]) -> list[float]:
+    """Return the vector at length one: dot_product refuses others, and in l2_norm they would mean something else."""
+    length = math.hypot(*vector)
+    return [x / length for x in vector]
+
+
 def _without_vector(run: Run, text: str, error: HalflifeError) -> None:
     run.degrade(f"the query was not embedded: {error.detail}", error)
     needed = text == run.plan.search.query and (
         run.plan.search.min_relevance is not None or run.plan.fusion.method == "additive"
     )
     if needed:
-        run.failure = EmbedderUnavailable(
+        run.doomed = EmbedderUnavailable(
             f"relevance can't be told without the embedder: {error.detail}",
             remedy="try again later, or drop `min_relevance` (and additive fusion) to search by words alone",
             retry_after_s=1,
         )
-        run.statuses = {}
     for route in run.plan.routes:
         if route.needs_vector and route.text == text:
             run.statuses[route.name] = RouteStatus(status="failed", reason=error.detail)
@@ -186,7 +197,7 @@ async def _ask(asks: Sequence[_Ask], *, cluster: Cluster, request_id: str | None
         size = plan.tail if ask.tail and plan.tail else plan.window
         body = route_body(plan, ask.route, ask.run.vectors, size=size)
         searches.append(located(ask.run, body))
-    timeout_s = min(ask.run.remaining_s() for ask in asks)
+    timeout_s = longest([ask.run for ask in asks])
     try:
         answers = await cluster.msearch(searches, timeout_s=timeout_s, opaque_id=request_id)
     except HalflifeError as error:
@@ -230,8 +241,8 @@ def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
 
 def fatal(run: Run) -> HalflifeError | None:
     """Return why this search can't be answered at all, if it can't."""
-    if run.failure is not None and not run.statuses:
-        return run.failure
+    if run.doomed is not None:
+        return run.doomed
     if not run.answers:
         return run.failure or Unavailable("no route answered", retry_after_s=1)
     return None

@@ -5,7 +5,7 @@ Never reads settings or the clock: both come in.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +24,14 @@ from app.planning import (
     read_route,
     route_body,
 )
-from app.recall import PIT_KEEP_ALIVE_S, Run, fatal, in_background, located, recall
+from app.recall import PIT_KEEP_ALIVE_S, Run, fatal, in_background, located, longest, recall
 from app.reranking import Reranker
 from app.stages import Placed, after_fusion, fuse, needed, needs_embeddings, passage_of
 from app.times import format_instant, from_ms, parse_instant
 
 DEFAULT_TIMEOUT_S = 10.0
+IDS_AT_ONCE = 5_000
+"""Documents asked for by id in one search; Elasticsearch answers at most 10,000 hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +149,21 @@ class _Outcome:
 
 async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int, _Outcome | HalflifeError]:
     outcomes: dict[int, _Outcome | HalflifeError] = {}
-    going: list[tuple[Run, list[Placed]]] = []
+    answered: list[Run] = []
     for run in live:
         failure = fatal(run)
         if failure is not None:
             outcomes[id(run)] = failure
         else:
-            going.append((run, []))
-    measured = await _measure(
-        [run for run, _ in going if run.plan.fusion.method == "additive"], doors=doors, caller=caller
-    )
-    for position, (run, _) in enumerate(going):
-        going[position] = (run, fuse(run.plan, run.answers, run.tails, measured.get(id(run), {})))
+            answered.append(run)
+    measured = await measure(answered, doors=doors, caller=caller)
+    going: list[tuple[Run, list[Placed]]] = []
+    for run in answered:
+        terms = measured.get(id(run), {})
+        if isinstance(terms, HalflifeError):
+            outcomes[id(run)] = terms
+        else:
+            going.append((run, fuse(run.plan, run.answers, run.tails, terms)))
     documents = await _fetch(
         [(run, needed(run.plan, order, offset=run.offset)) for run, order in going],
         doors=doors,
@@ -204,48 +209,71 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
     return outcomes
 
 
-async def _measure(
+async def measure(
     runs: Sequence[Run], *, doors: Doors, caller: Caller
-) -> dict[int, dict[str, tuple[float, float, float]]]:
-    """Return, per run and candidate, (relevance, salience, recency) as the cluster computes them."""
-    asked = []
+) -> dict[int, dict[str, tuple[float, float, float]] | HalflifeError]:
+    """Return, per run with additive fusion and per candidate, (relevance, salience, recency) as the cluster computes them.
+
+    A run's entry is the error that it met instead, if it did.
+    """
+    ids_of: dict[int, dict[str, str]] = {}
+    asked: list[tuple[Run, list[str]]] = []
     for run in runs:
-        keys = {
-            c.key: c for answer in [*run.answers.values(), *run.tails.values()] for c in answer.candidates
-        }
-        if keys:
-            asked.append((run, keys))
-    if not asked:
-        return {}
-    searches = [
-        located(
-            run,
-            measure_body(
-                run.plan,
-                run.vectors[run.plan.search.query],
-                ids=list(dict.fromkeys(c.id for c in keys.values())),
-            ),
-        )
-        for run, keys in asked
-    ]
-    answers = await doors.cluster.msearch(
-        searches, timeout_s=min(run.remaining_s() for run, _ in asked), opaque_id=caller.request_id
+        if run.plan.fusion.method != "additive":
+            continue
+        lists = [*run.answers.values(), *run.tails.values()]
+        ids_of[id(run)] = {c.key: c.id for answer in lists for c in answer.candidates}
+        asked += [(run, part) for part in _portions(ids_of[id(run)].values())]
+    answers = await _search_all(
+        [
+            (run, measure_body(run.plan, run.vectors[run.plan.search.query], ids=part))
+            for run, part in asked
+        ],
+        doors=doors,
+        caller=caller,
     )
-    measured: dict[int, dict[str, tuple[float, float, float]]] = {}
-    for (run, keys), answer in zip(asked, answers, strict=True):
+    measured: dict[int, dict[str, tuple[float, float, float]] | HalflifeError] = {}
+    by_id: dict[int, dict[str, tuple[float, float, float]]] = {key: {} for key in ids_of}
+    for (run, _), answer in zip(asked, answers, strict=True):
         if isinstance(answer, HalflifeError):
-            raise answer
-        by_id: dict[str, tuple[float, float, float]] = {}
+            measured[id(run)] = answer
+            continue
         for hit in answer["hits"]["hits"]:
-            told = hit.get("matched_queries") or {}
-            score = told.get(queries.RELEVANCE_NAME)
-            relevance = (
-                0.0 if score is None else max(0.0, queries.cosine_of(score, run.plan.collection.similarity))
-            )
-            salience = hit.get("fields", {}).get(fields.SALIENCE, [0.0])[0]
-            by_id[hit["_id"]] = (relevance, float(salience), float(told.get(queries.FACTOR_NAME, 0.0)))
-        measured[id(run)] = {key: by_id[c.id] for key, c in keys.items() if c.id in by_id}
+            by_id[id(run)][hit["_id"]] = _measured(run, hit)
+    for key, of in ids_of.items():
+        measured.setdefault(key, {each: by_id[key][i] for each, i in of.items() if i in by_id[key]})
     return measured
+
+
+def _measured(run: Run, hit: Mapping[str, Any]) -> tuple[float, float, float]:
+    told = hit.get("matched_queries") or {}
+    score = told.get(queries.RELEVANCE_NAME)
+    relevance = (
+        0.0
+        if score is None
+        else min(1.0, max(0.0, queries.cosine_of(score, run.plan.collection.similarity)))
+    )
+    salience = hit.get("fields", {}).get(fields.SALIENCE, [0.0])[0]
+    return relevance, float(salience), float(told.get(queries.FACTOR_NAME, 0.0))
+
+
+def _portions(ids: Iterable[str]) -> list[list[str]]:
+    """Return the distinct ids in lists that one search can bring."""
+    distinct = list(dict.fromkeys(ids))
+    return [distinct[start : start + IDS_AT_ONCE] for start in range(0, len(distinct), IDS_AT_ONCE)]
+
+
+async def _search_all(
+    searches: Sequence[tuple[Run, dict[str, Any]]], *, doors: Doors, caller: Caller
+) -> Sequence[dict[str, Any] | HalflifeError]:
+    """Return the answers of the runs' bodies, all sent in one request."""
+    if not searches:
+        return []
+    return await doors.cluster.msearch(
+        [located(run, body) for run, body in searches],
+        timeout_s=longest([run for run, _ in searches]),
+        opaque_id=caller.request_id,
+    )
 
 
 async def _fetch(
@@ -253,30 +281,29 @@ async def _fetch(
 ) -> dict[int, dict[str, dict[str, Any]] | HalflifeError]:
     """Return each run's documents by key, all in one request; a document gone meanwhile is left out."""
     results: dict[int, dict[str, dict[str, Any]] | HalflifeError] = {id(run): {} for run, _ in wanted}
-    asked = [(run, placed) for run, placed in wanted if placed]
-    if not asked:
-        return results
+    asked = [
+        (run, placed, part) for run, placed in wanted for part in _portions(item.id for item in placed)
+    ]
     searches = []
-    for run, placed in asked:
+    for run, _, part in asked:
         search = run.plan.search
         body = fetch_body(
             run.plan,
             run.vectors.get(search.query),
-            ids=list(dict.fromkeys(item.id for item in placed)),
+            ids=part,
             with_embedding=search.include_embedding or needs_embeddings(run.plan),
             chunks=not search.collapse,
         )
-        searches.append(located(run, body))
-    answers = await doors.cluster.msearch(
-        searches, timeout_s=min(run.remaining_s() for run, _ in asked), opaque_id=caller.request_id
-    )
-    for (run, placed), answer in zip(asked, answers, strict=True):
-        if isinstance(answer, HalflifeError):
-            results[id(run)] = answer
+        searches.append((run, body))
+    answers = await _search_all(searches, doors=doors, caller=caller)
+    for (run, placed, part), answer in zip(asked, answers, strict=True):
+        found = results[id(run)]
+        if isinstance(answer, HalflifeError) or isinstance(found, HalflifeError):
+            results[id(run)] = answer if isinstance(answer, HalflifeError) else found
             continue
         by_id = {hit["_id"]: hit for hit in answer["hits"]["hits"]}
-        results[id(run)] = {item.key: by_id[item.id] for item in placed if item.id in by_id}
-        if len(by_id) < len({item.id for item in placed}):
+        found.update((item.key, by_id[item.id]) for item in placed if item.id in by_id)
+        if len(by_id) < len(part):
             if answer.get("_shards", {}).get("failed") or answer.get("timed_out"):
                 reason = "some hits could not be read from their shard and are missing"
                 run.degrade(reason, Unavailable(reason, retry_after_s=1))
@@ -293,17 +320,14 @@ async def _explain_missed(runs: Sequence[tuple[Run, _Outcome]], *, doors: Doors,
             missing = [item for item in outcome.page if route.name not in item.routes]
             if missing and route.name in run.answers:
                 asked.append((run, outcome, route, missing))
-    if not asked:
-        return
-    searches = [
-        located(
-            run,
-            route_body(run.plan, route, run.vectors, size=len(missing), ids=[item.id for item in missing]),
-        )
-        for run, _, route, missing in asked
-    ]
-    answers = await doors.cluster.msearch(
-        searches, timeout_s=min(run.remaining_s() for run, *_ in asked), opaque_id=caller.request_id
+    answers = await _search_all(
+        [
+            (run, route_body(run.plan, route, run.vectors, size=len(ids), ids=ids))
+            for run, _, route, missing in asked
+            for ids in [list(dict.fromkeys(item.id for item in missing))]
+        ],
+        doors=doors,
+        caller=caller,
     )
     for (run, outcome, route, missing), answer in zip(asked, answers, strict=True):
         if isinstance(answer, HalflifeError):
@@ -326,7 +350,11 @@ def _result(run: Run, outcome: _Outcome, *, cursor: str | None, started: float) 
     plan = run.plan
     warnings = list(dict.fromkeys(run.warnings))
     if plan.base_decay is not None and outcome.page:
-        factors = [item.factor for item in outcome.page if item.factor is not None and not item.evergreen]
+        factors = [
+            item.factor
+            for item in outcome.page
+            if item.factor is not None and item.aged and not item.evergreen
+        ]
         misfit = decay.misfit(plan.base_decay, factors)
         if misfit is not None:
             warnings.append(misfit)

@@ -6,7 +6,7 @@ by content.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,6 +33,10 @@ class Placed:
     factor: float | None
     routes: dict[str, RouteHit]
     evergreen: bool
+    tail: bool = False
+    """Held only by the lists of a page longer than the window: no stage may let it change the head."""
+    aged: bool = True
+    """Has the date by which the request's decay ages it."""
     rerank_score: float | None = None
     near_duplicates: list[str] | None = None
     additive: dict[str, float] | None = None
@@ -49,6 +53,7 @@ def fuse(
     last = head[-1].score if head else None
     tail = [placed for placed in _fused(plan, tails, measured, window=plan.tail) if placed.key not in taken]
     for placed in tail:
+        placed.tail = True
         # The head never depends on top_k, so what only the longer lists hold stays below all of it.
         if last is not None:
             placed.score = min(placed.score, last)
@@ -121,7 +126,8 @@ def _place(
     return Placed(
         key=item.key, id=candidate.id, chunk=candidate.chunk, score=item.score,
         fused_score=item.score if terms is not None else item.fused_score,
-        created_ms=candidate.created_ms, factor=factor, routes=routes, evergreen=candidate.evergreen, additive=terms,
+        created_ms=candidate.created_ms, factor=factor, routes=routes, evergreen=candidate.evergreen,
+        aged=candidate.aged_ms is not None, additive=terms,
     )  # fmt: skip
 
 
@@ -142,6 +148,12 @@ def needed(plan: Plan, order: Sequence[Placed], *, offset: int) -> list[Placed]:
         return list(order[offset : offset + search.top_k])
     # Duplicates and reordering move hits onto the page from below it.
     return list(order[: max(2 * pool, offset + search.top_k + pool)])
+
+
+def _pool(order: list[Placed], size: int) -> tuple[list[Placed], list[Placed]]:
+    """Return the hits that a stage works on, none of the tail among them, and the rest."""
+    cut = next((at for at, item in enumerate(order[:size]) if item.tail), size)
+    return order[:cut], order[cut:]
 
 
 def needs_embeddings(plan: Plan) -> bool:
@@ -212,26 +224,42 @@ def _without_duplicates(
 ) -> list[Placed]:
     dedup = plan.search.dedup
     assert dedup is not None
-    pool, rest = order[: 2 * plan.window], order[2 * plan.window :]
-    passages = [passage_of(item, documents[item.key], plan) for item in pool]
+    pool, rest = _pool(order, 2 * plan.window)
+    kept = _distinct(plan, pool, documents, dedup.threshold, dedup.keep)
+    # Further down only the lower of two goes, so that nothing there changes the head.
+    if not rest:
+        return kept
+    known = next((at for at, item in enumerate(rest) if item.key not in documents), len(rest))
+    return [*_distinct(plan, [*kept, *rest[:known]], documents, dedup.threshold, "higher"), *rest[known:]]
+
+
+def _distinct(
+    plan: Plan,
+    items: list[Placed],
+    documents: Mapping[str, Mapping[str, Any]],
+    threshold: float,
+    keep: Literal["higher", "newer"],
+) -> list[Placed]:
+    passages = [passage_of(item, documents[item.key], plan) for item in items]
     kept, dropped = diversity.drop_near_duplicates(
-        [item.key for item in pool],
+        [item.key for item in items],
         [_array(passage["embedding"]) for passage in passages],
-        threshold=dedup.threshold,
-        keep=dedup.keep,
-        created_ms=[item.created_ms for item in pool],
+        threshold=threshold,
+        keep=keep,
+        created_ms=[item.created_ms for item in items],
         texts=[passage["text"] for passage in passages],
     )
-    by_key = {item.key: item for item in pool}
+    by_key = {item.key: item for item in items}
     for key, gone in dropped.items():
-        by_key[key].near_duplicates = [by_key[other].id for other in gone]
-    return [*(by_key[key] for key in kept), *rest]
+        held = by_key[key].near_duplicates or []
+        by_key[key].near_duplicates = [*held, *(by_key[other].id for other in gone)]
+    return [by_key[key] for key in kept]
 
 
 def _diversified(plan: Plan, order: list[Placed], documents: Mapping[str, Mapping[str, Any]]) -> list[Placed]:
     mmr = plan.search.mmr
     assert mmr is not None
-    pool, rest = order[: mmr.candidates], order[mmr.candidates :]
+    pool, rest = _pool(order, mmr.candidates)
     passages = [passage_of(item, documents[item.key], plan) for item in pool]
     relevance = [
         (passage["relevance"] or 0.0) * (1.0 if item.factor is None else item.factor)
@@ -257,7 +285,7 @@ async def _rerank(
     """Return the reranked head: scores in [0, 1] (logits through the logistic function) times the decay factor."""
     rerank = plan.search.rerank
     assert rerank is not None
-    head = order[: rerank.candidates]
+    head, _ = _pool(order, rerank.candidates)
     texts = []
     for item in head:
         title = documents[item.key].get("_source", {}).get(fields.TITLE) or ""

@@ -16,14 +16,20 @@ MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DAY_MS = MS["d"]
 HOUR_MS = MS["h"]
 LONGEST_MS = 106_751_991_168 * DAY_MS
-"""The longest duration Elasticsearch's time units express in days."""
+"""The longest duration Elasticsearch's time units express in days; it counts as 2^63 - 1 milliseconds there."""
+_LONGEST_EXACT_MS = 2**63 - 1
+FIRST_MS = -62_135_596_800_000
+LAST_MS = 253_402_300_799_999
+"""The years 1 to 9999: the instants that have a date here and in Elasticsearch."""
 
-_DURATION = re.compile(r"(\d{1,19})(ms|[sSmhHdD])")
+_DURATION = re.compile(r"(\d{1,19})(ms|[sSmhHdD])", re.ASCII)
 _ISO_DURATION = re.compile(
-    r"P(?:(\d{1,12})W)?(?:(\d{1,12})D)?(?:T(?:(\d{1,12})H)?(?:(\d{1,12})M)?(?:(\d{1,12})S)?)?"
+    r"P(?:(\d{1,12})W)?(?:(\d{1,12})D)?(?:T(?:(\d{1,12})H)?(?:(\d{1,12})M)?(?:(\d{1,12})S)?)?",
+    re.ASCII,
 )
 _INSTANT = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,18}))?)?(Z|z|[+-]\d\d:?\d\d)?)?"
+    r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,18}))?)?(Z|z|[+-]\d\d:?\d\d)?)?",
+    re.ASCII,
 )
 
 # Numbers are taken only where their unit can't be mistaken: as seconds and as milliseconds these two
@@ -54,7 +60,12 @@ def parse_duration(value: Any) -> int:
         )
     if ms > LONGEST_MS:
         raise ValueError(f"'{text[:40]}' is longer than Elasticsearch can express ({LONGEST_MS // DAY_MS}d)")
-    return ms
+    return cap_duration(ms)
+
+
+def cap_duration(ms: int) -> int:
+    """Return the duration, or the longest one if it is more than 2^63 - 1 milliseconds, which no unit but days can say."""
+    return LONGEST_MS if ms > _LONGEST_EXACT_MS else ms
 
 
 def format_duration(ms: int) -> str:
@@ -74,7 +85,10 @@ def parse_instant(value: Any) -> datetime:
     """
     if isinstance(value, datetime):
         moment = value if value.tzinfo else value.replace(tzinfo=UTC)
-        return _whole_ms(moment.astimezone(UTC))
+        try:
+            return _whole_ms(moment.astimezone(UTC))
+        except OverflowError as cause:
+            raise ValueError("lies outside the years 1 to 9999 in UTC") from cause
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -112,6 +126,11 @@ def from_ms(ms: int) -> datetime:
     return EPOCH + timedelta(milliseconds=ms)
 
 
+def within_calendar(ms: int) -> int:
+    """Return the milliseconds, or the first or last instant of the years 1 to 9999 where they lie outside."""
+    return min(max(ms, FIRST_MS), LAST_MS)
+
+
 def format_instant(moment: datetime) -> str:
     """Return `2026-01-31T00:00:00.000Z`."""
     return (
@@ -125,13 +144,13 @@ def _whole_ms(moment: datetime) -> datetime:
 
 
 def _from_number(value: float) -> datetime:
-    if math.isfinite(value):
-        if _SECONDS[0] <= value < _SECONDS[1]:
-            return from_ms(int(value * 1000) if isinstance(value, int) else math.floor(value * 1000 + 1e-4))
-        if _MILLIS[0] <= value < _MILLIS[1]:
-            return from_ms(int(value))
+    if _SECONDS[0] <= value < _SECONDS[1]:
+        return from_ms(int(value * 1000) if isinstance(value, int) else math.floor(value * 1000 + 1e-4))
+    if _MILLIS[0] <= value < _MILLIS[1]:
+        return from_ms(int(value))
+    shown = str(value) if abs(value) < 1e20 else "that number"
     raise ValueError(
-        f"{value!r} as a time is ambiguous: numbers are seconds (1e8 to 1e10) or milliseconds (1e11 to 1e13) "
+        f"{shown} as a time is ambiguous: numbers are seconds (1e8 to 1e10) or milliseconds (1e11 to 1e13) "
         "since 1970; write ISO 8601 ('2026-01-31T00:00:00Z')"
     )
 
@@ -141,6 +160,8 @@ def _zone(text: str | None) -> timezone:
         return UTC
     sign = -1 if text[0] == "-" else 1
     digits = text[1:].replace(":", "")
+    if int(digits[2:]) > 59:
+        raise ValueError(f"an offset of {text}")
     return timezone(sign * timedelta(hours=int(digits[:2]), minutes=int(digits[2:])))
 
 
@@ -157,7 +178,7 @@ Instant = Annotated[
 
 Duration = Annotated[
     int,
-    BeforeValidator(lambda value: value if type(value) is _Ms else _Ms(parse_duration(value))),
+    BeforeValidator(parse_duration),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema({
         "type": "string",
@@ -166,7 +187,3 @@ Duration = Annotated[
         "pattern": r"^\s*(\d{1,19}(ms|[sSmhHdD])|P(?=\d|T\d)(\d{1,12}W)?(\d{1,12}D)?(T(\d{1,12}H)?(\d{1,12}M)?(\d{1,12}S)?)?)\s*$",
     }),
 ]  # fmt: skip
-
-
-class _Ms(int):
-    """A duration that was parsed already, so that validating a model twice is harmless."""

@@ -26,7 +26,7 @@ from app.planning import (
     route_query,
 )
 from app.recall import Run, fatal, in_background, located, recall
-from app.search import DEFAULT_TIMEOUT_S, Caller, Doors
+from app.search import DEFAULT_TIMEOUT_S, Caller, Doors, measure
 from app.stages import Placed, fuse
 from app.times import from_ms, parse_instant, to_ms
 
@@ -56,8 +56,10 @@ async def why(
 
 async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) -> WhyResult:
     plan = run.plan
-    measured: dict[str, tuple[float, float, float]] = {}
-    order = fuse(plan, run.answers, {}, measured)
+    measured = (await measure([run], doors=doors, caller=caller)).get(id(run), {})
+    if isinstance(measured, HalflifeError):
+        raise measured
+    order = fuse(plan, run.answers, run.tails, measured)
     source = await _source(document_id, run, doors=doors, caller=caller)
     if source is None:
         return _absent(document_id, run)
@@ -172,25 +174,36 @@ async def _seen(document_id: str, run: Run, *, doors: Doors, caller: Caller) -> 
             continue
         for slot, score in enumerate((candidate.score, candidate.base)):
             counted.append((route.name, slot))
-            bodies.append(_above(plan, route, run, score=score))
+            bodies += _above(plan, route, run, candidate=candidate, score=score)
     counts: dict[str, list[int | None]] = {route.name: [None, None] for route in asked}
-    for (name, slot), answer in zip(
-        counted, await _ask(bodies, run, doors=doors, caller=caller), strict=True
-    ):
-        if not isinstance(answer, HalflifeError):
-            counts[name][slot] = int(answer["hits"]["total"]["value"])
+    told = await _ask(bodies, run, doors=doors, caller=caller)
+    for at, (name, slot) in enumerate(counted):
+        totals = [
+            int(answer["hits"]["total"]["value"])
+            for answer in told[3 * at : 3 * at + 3]
+            if not isinstance(answer, HalflifeError)
+        ]
+        if len(totals) == 3:
+            above, above_or_level_and_first, above_and_first = totals
+            counts[name][slot] = above + above_or_level_and_first - above_and_first
     return {name: (candidates[name], above, current) for name, (above, current) in counts.items()}
 
 
-def _above(plan: Plan, route: PlannedRoute, run: Run, *, score: float) -> dict[str, Any]:
-    """Return the body that counts the documents whose score is greater than this one, a float32 as the cluster's are."""
-    least = float(np.nextafter(np.float32(score), np.float32(math.inf)))
-    return {
-        "size": 0,
-        "query": route_query(plan, route, run.vectors, depth=queries.MAX_CANDIDATES),
-        "min_score": least,
-        "track_total_hits": True,
-    }
+def _above(
+    plan: Plan, route: PlannedRoute, run: Run, *, candidate: Candidate, score: float
+) -> list[dict[str, Any]]:
+    """Return the bodies that count the documents above this score, and those level with it that ties put first.
+
+    Those are: score greater; score greater or equal, and first in a tie; score greater, and first in a tie.
+    """
+    query = route_query(plan, route, run.vectors, depth=queries.MAX_CANDIDATES)
+    first = {"bool": {"must": [query], "filter": [queries.before(candidate.created_ms, candidate.id)]}}
+    # Scores are 32-bit floats in the cluster: this is the next one.
+    greater = float(np.nextafter(np.float32(score), np.float32(math.inf)))
+    return [
+        {"size": 0, "query": each, "min_score": least, "track_total_hits": True}
+        for each, least in ((query, greater), (first, score), (first, greater))
+    ]
 
 
 async def _ask(

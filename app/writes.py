@@ -313,6 +313,7 @@ class Writer:
             write.version = self._stamper.after(current)
         elif leading:
             write.conflict = write.settled = True
+            write.error = None
             return
         else:
             # The leading target took this version, the other holds a stranger under the same one, left by a writer

@@ -9,12 +9,14 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
-import httpx2
-
 from scripts.stack import DEFAULT_PORT, running
+
+if TYPE_CHECKING:
+    # Imported where it is used: commands that only look at processes would wait for it in vain.
+    import httpx2
 
 URL_VARIABLE = "HALFLIFE_URL"
 # A batch of long documents is embedded while the request waits.
@@ -70,8 +72,10 @@ def find_url(chosen: str | None, data: Path) -> str:
 class Client:
     """A connection to the API at one address; may be used from several threads. Close it, or use `with`."""
 
-    def __init__(self, url: str, *, transport: httpx2.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, *, transport: "httpx2.BaseTransport | None" = None) -> None:
         """Open nothing yet. Raises ApiError for an address that can't be one."""
+        import httpx2
+
         self.url = url
         try:
             parsed = httpx2.URL(url)
@@ -152,6 +156,8 @@ class Client:
         return answer
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
+        import httpx2
+
         try:
             response = self._http.request(
                 method, path, json=body, timeout=httpx2.Timeout(timeout_s, connect=5.0)
@@ -214,7 +220,7 @@ def _collection(name: str) -> str:
     return f"/v1/collections/{quote(name, safe='')}"
 
 
-def _retry_after(response: httpx2.Response) -> float | None:
+def _retry_after(response: "httpx2.Response") -> float | None:
     # A date is allowed there too, but no server of ours sends one.
     try:
         seconds = float(response.headers.get("retry-after", ""))

@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -58,6 +59,8 @@ _LEAST_FREE_BYTES = 500 * 2**20
 # A node of 512 MB heap is at about 360 MB when it has started; at most heap, as much again as direct memory, code.
 _BEYOND_HEAP_MB = 200
 _PORT_ATTEMPTS = 3
+# Below what Linux (32768) and macOS (49152) give to outgoing connections.
+_FIRST_PORT, _PORTS, _PORT_TRIES = 20_000, 12_000, 200
 _ARCHIVE_S = 300
 
 # What stock Elasticsearch runs with, less what makes no sense at this size.
@@ -199,8 +202,10 @@ class LocalNode:
 
     def spawn(self) -> None:
         """Start the process and return at once; `wait_until_ready` tells how it went."""
-        if self._process is not None and self._process.poll() is None:
-            return
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            self._end(0)  # it died: let go of what is left of it
         self._refuse_what_cannot_work()
         self._choose_ports()
         self._check_ports()
@@ -658,14 +663,27 @@ def quicken(distribution: Distribution, report: Report = lambda line: None) -> N
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ask for free ports, all held at once so that they differ."""
+    """Find free ports, all held at once so that they differ.
+
+    Not the system's own choice: those come from the range that outgoing connections use, and while a node is down
+    one of them may sit on its port, or its peers' attempts to reach it may meet themselves there.
+    """
     with contextlib.ExitStack() as held:
-        ports = []
-        for _ in range(count):
+        ports: list[int] = []
+        for _ in range(_PORT_TRIES):
+            port = _FIRST_PORT + secrets.randbelow(_PORTS)
             listener = held.enter_context(socket.socket())
-            listener.bind((HOST, 0))
-            ports.append(int(listener.getsockname()[1]))
-        return ports
+            try:
+                listener.bind((HOST, port))
+            except OSError:
+                continue
+            ports.append(port)
+            if len(ports) == count:
+                return ports
+    raise PortTaken(
+        f"No free port was found between {_FIRST_PORT} and {_FIRST_PORT + _PORTS}.",
+        remedy="Name the ports to use.",
+    )
 
 
 def _listens(port: int) -> bool:

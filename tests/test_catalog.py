@@ -72,7 +72,7 @@ async def test_an_older_template_is_upgraded_and_a_newer_one_left_alone(cluster,
     await put(name, {**catalog.shipped(name), "version": 99})
     with pytest.raises(SchemaMismatch, match="version 99") as caught:
         await catalog.install_templates(cluster, dims=384)
-    assert "newer Halflife" in caught.value.remedy
+    assert "newer Halflife" in (caught.value.remedy or "")
     assert (await read(name))["version"] == 99
     await remove_templates(cluster)
 
@@ -102,7 +102,7 @@ async def test_verify_sees_a_template_that_shadows_ours(cluster, templates):
             await catalog.verify(cluster, dims=384)
     finally:
         await cluster.delete_templates(index_templates=["test_shadow"])
-    assert "shadow" in caught.value.remedy
+    assert "shadow" in (caught.value.remedy or "")
 
 
 @NODE
@@ -115,7 +115,7 @@ async def test_a_template_of_the_same_priority_is_named(cluster):
     finally:
         await cluster.delete_templates(index_templates=["test_rival"])
     assert "test_rival" in caught.value.detail
-    assert "priority" in caught.value.remedy
+    assert "priority" in (caught.value.remedy or "")
 
 
 # --- making one
@@ -158,7 +158,7 @@ async def test_making_it_again_returns_it_and_other_options_conflict(cluster, te
         with pytest.raises(Conflict) as caught:
             await make(cluster, name, other)
         assert caught.value.field == field
-        assert "reindex" in caught.value.remedy
+        assert "reindex" in (caught.value.remedy or "")
     assert len(await cluster.resolve_index(names.index_pattern(name))) == 1
 
 
@@ -263,7 +263,7 @@ async def test_an_index_that_has_the_alias_name(cluster, templates, unique):
         with pytest.raises(SchemaMismatch) as caught:
             await attempt
         assert names.read_alias(name) in caught.value.detail
-        assert "delete it" in caught.value.remedy
+        assert "delete it" in (caught.value.remedy or "")
 
 
 async def test_creation_without_a_cluster_says_so():
@@ -371,7 +371,7 @@ async def test_startup_stops_when_the_model_has_other_dims(cluster, templates, u
     assert made in await catalog.verify(cluster, dims=3, model="e5-unique")
     with pytest.raises(SchemaMismatch, match="3 dims, the embedder makes 384") as caught:
         await catalog.verify(cluster, dims=384, model="e5-unique")
-    assert "reindex" in caught.value.remedy
+    assert "reindex" in (caught.value.remedy or "")
     # A collection whose vectors another model made, or its callers, is not this embedder's business.
     assert made in await catalog.verify(cluster, dims=384, model="another")
 
@@ -401,7 +401,7 @@ async def test_the_targets_are_those_of_the_newest_generation(cluster, templates
     name = unique()
     made = await make(cluster, name)
     second = names.index_name(name, now())
-    aliases = {names.write_alias(name, 2, "b"): {}}
+    aliases: dict[str, dict] = {names.write_alias(name, 2, "b"): {}}
     await cluster.create_index(
         second, catalog.index_body(name, PLAIN, dims=3, model=None, slot_aliases=aliases)
     )

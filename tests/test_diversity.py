@@ -37,6 +37,15 @@ def test_length_does_not_matter_and_identical_vectors_reach_one():
     assert drop_near_duplicates("abc", vectors, threshold=1.0) == (["a"], {"a": ["b", "c"]})
 
 
+def test_the_threshold_is_inclusive_at_stored_precision():
+    for angle in range(360):
+        pair = [unit(angle), unit(angle + 25)]
+        assert drop_near_duplicates("ab", pair, threshold=float(np.cos(np.radians(25)))) == (
+            ["a"],
+            {"a": ["b"]},
+        )
+
+
 def test_a_chain_is_compared_with_kept_ones_only():
     # 0, 20 and 40 degrees: neighbours at 0.9397, the ends at 0.7660
     vectors = [unit(0), unit(20), unit(40)]
@@ -166,11 +175,10 @@ def test_mmr_lambda_one_is_relevance_with_ties_in_input_order():
 
 
 def test_mmr_compares_with_the_nearest_chosen():
-    vectors = [unit(0), unit(45), unit(90), unit(100)]
-
-    # 100 degrees has cosine -0.1736 with 0; then 45 has 0.7071 with 0, and 90 has 0.9848 with 100.
-    assert mmr([1, 1, 1, 1], vectors, lambda_=0, k=4) == [0, 3, 1, 2]
+    # 100 degrees has cosine -0.1736 with 0; then 45 has 0.7071 with 0, and 10 has 0.9848 with 0 (but 0 with 100).
+    assert mmr([1, 1, 1, 1], [unit(0), unit(10), unit(45), unit(100)], lambda_=0, k=4) == [0, 3, 2, 1]
     # 100: 0.4 + 0.0868 > 90: 0.45 - 0; then 45: 0.4 - 0.3536 > 90: 0.45 - 0.4924.
+    vectors = [unit(0), unit(45), unit(90), unit(100)]
     assert mmr([1, 0.8, 0.9, 0.8], vectors, lambda_=0.5, k=3) == [0, 3, 1]
 
 

@@ -266,7 +266,7 @@ async def test_no_call_that_changes_an_index_takes_a_name_for_several(name):
 
 # --- connecting ----------------------------------------------------------------------------------------------------
 
-CONTRADICTIONS = {
+CONTRADICTIONS: dict[str, dict] = {
     "no address": {"urls": []},
     "no scheme": {"urls": ["localhost:9200"]},
     "another scheme": {"urls": ["ftp://localhost:9200"]},
@@ -299,7 +299,7 @@ async def test_nobody_listens():
                 await cluster.info()
         finally:
             await cluster.close()
-    assert "HALFLIFE_ELASTICSEARCH_URL" in caught.value.remedy
+    assert "HALFLIFE_ELASTICSEARCH_URL" in (caught.value.remedy or "")
     assert isinstance(caught.value.__cause__, elastic_transport.ConnectionError)
 
 
@@ -307,10 +307,11 @@ async def test_credentials_are_sent():
     with FarEnd(
         lambda _: Reply(body={"cluster_name": "x", "version": {"number": "9.5.3"}}, headers=PRODUCT)
     ) as far:
-        for options, expected in (
+        cases: list[tuple[dict, str]] = [
             ({"api_key": "abc"}, "ApiKey abc"),
             ({"username": "u", "password": "p"}, "Basic dTpw"),
-        ):
+        ]
+        for options, expected in cases:
             cluster = Cluster.connect(urls=[far.url], **options)
             await cluster.info()
             await cluster.close()

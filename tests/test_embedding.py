@@ -380,7 +380,7 @@ async def test_a_refusal_of_everything_is_not_tried_text_by_text():
     [
         (openai_error(401, "Incorrect API key provided: s3cret-key"), EmbedderRejected, "API key"),
         (openai_error(403, "no"), EmbedderRejected, "API key"),
-        (openai_error(404, "no such model"), EmbedderRejected, "model's name"),
+        (openai_error(404, "s3cret-key may not use this"), EmbedderRejected, "model's name"),
         (openai_error(400, "no such model", code="model_not_found"), EmbedderRejected, "model's name"),
         (openai_error(400, "not supported", param="dimensions"), EmbedderRejected, "dimensions"),
         (openai_error(429, "pay first", code="insufficient_quota"), EmbedderUnavailable, "quota"),
@@ -472,6 +472,15 @@ async def test_no_server_at_all_fails_every_text_soon():
             await embedder.check()
         await embedder.close()
     assert len(embedded.errors) == 1000
+
+
+async def test_an_outage_is_not_hammered(server):
+    server.answer = lambda _: openai_error(503, "down")
+    async with embedder_of(server, max_batch=1, concurrency=2, retries=2) as embedder:
+        embedded = await embedder.embed_documents([f"t{n}" for n in range(500)])
+    assert len(embedded.errors) == 500
+    assert all(isinstance(error, EmbedderUnavailable) for error in embedded.errors.values())
+    assert len(server.requests) <= 8
 
 
 async def test_a_retry_after_beyond_the_budget_or_the_deadline_is_not_waited_for(server):
@@ -577,10 +586,10 @@ async def test_a_query_does_not_wait_behind_a_bulk_load(server):
     server.answer = lambda seen: Reply(
         hang=seen.body["input"][0].startswith("doc"), body=server._embed(seen).body
     )
-    async with embedder_of(server, max_batch=1, concurrency=2) as embedder:
+    async with embedder_of(server, max_batch=1, concurrency=2, timeout_s=600.0) as embedder:
         load = asyncio.create_task(embedder.embed_documents([f"doc {n}" for n in range(20)]))
         await until(lambda: server.requests)
-        assert_embeds(await embedder.embed_queries(["query"]), ["query"])
+        assert_embeds(await embedder.embed_queries(["query"], deadline_s=10.0), ["query"])
         assert not load.done()
         server.release()
         assert (await load).errors == {}
@@ -627,25 +636,27 @@ async def test_a_cancelled_caller_does_not_cancel_the_others(server):
 
 
 async def test_a_patient_caller_is_not_failed_by_a_hasty_one(server):
-    server.script = [Reply(hang=True, body=server._embed(_seen(["same"])).body)]
+    server.script = [Reply(503, hang=True, headers={"retry-after": "0.5"})]
     async with embedder_of(server) as embedder:
-        hasty = asyncio.create_task(embedder.embed_queries(["same"], deadline_s=0.1))
+        hasty = asyncio.create_task(embedder.embed_queries(["same"], deadline_s=0.3))
         await asyncio.sleep(0)
         patient = asyncio.create_task(embedder.embed_queries(["same"]))
-        assert (await hasty).errors
+        await until(lambda: server.requests)
         server.release()
+        # The hasty one's deadline comes before the second try, the patient one has none.
+        assert (await hasty).errors
         assert_embeds(await patient, ["same"])
 
 
 async def test_when_the_last_caller_leaves_the_request_ends(server):
     server.script = [Reply(hang=True)]
-    async with embedder_of(server, concurrency=1) as embedder:
+    async with embedder_of(server, concurrency=1, timeout_s=600.0) as embedder:
         lone = asyncio.create_task(embedder.embed_queries(["same"]))
         await until(lambda: server.requests)
         lone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await lone
-        assert_embeds(await embedder.embed_queries(["same"]), ["same"])
+        assert_embeds(await embedder.embed_queries(["same"], deadline_s=10.0), ["same"])
         await until(lambda: server.abandoned)
 
 
@@ -866,7 +877,7 @@ def local_embedder() -> Iterator[str]:
 
 @pytest.mark.slow
 async def test_the_local_embedder_is_spoken_to_in_full(local_embedder):
-    options = {
+    options: dict[str, Any] = {
         "query_prefix": "query: ",
         "document_prefix": "passage: ",
         "dims": 384,

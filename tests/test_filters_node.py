@@ -5,7 +5,6 @@ filter that Python checks on a write and the cluster on a read would let somethi
 """
 
 import json
-import os
 import random
 import uuid
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from app.elastic import encode
 from app.errors import InvalidRequest
 from app.filters import AllOf, clauses, compile_filter, explain_mismatch, holds, matches, parse_filter
 from app.models import Collection, DeclaredType
-from scripts.node import LocalCluster, ensure_installed
 
 pytestmark = [pytest.mark.node, pytest.mark.slow]
 
@@ -127,7 +125,7 @@ def random_metadata(rng: random.Random) -> dict[str, Any]:
         return rng.choice([*WORDS, *NUMBERS, True, False, None, rng.choice(LONG_TEXTS)])
 
     metadata = {key: value(0) for key in rng.sample(FREE_KEYS, rng.randint(0, 8))}
-    pools = {
+    pools: dict[str, list[Any]] = {
         "year": LONGS,
         "price": DOUBLES,
         "due": INSTANTS,
@@ -224,18 +222,8 @@ def plain_mapping(node: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
-    """A client of the node that HALFLIFE_TEST_ELASTICSEARCH names, else of one started for this module."""
-    given = os.environ.get("HALFLIFE_TEST_ELASTICSEARCH")
-    if given:
-        with httpx2.Client(base_url=given, timeout=60) as http:
-            yield http
-        return
-    data = tmp_path_factory.mktemp("filters-node")
-    with (
-        LocalCluster(ensure_installed(), data) as cluster,
-        httpx2.Client(base_url=cluster.urls[0], timeout=60) as http,
-    ):
+def client(node_url: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=node_url, timeout=60) as http:
         yield http
 
 

@@ -103,6 +103,17 @@ def test_the_order_of_routes_never_shows(fusion: Fusion):
         assert repr(fuse(routes, fusion=fusion, window=30)) == first
 
 
+def test_equal_ranks_in_other_routes_are_equal_sums():
+    # Added from left to right 1/67 + 1/61 + 1/62 comes out lower in its last digit than 1/61 + 1/62 + 1/67.
+    columns = {"1": ["a", *"pqrst", "b"], "2": ["b", "a"], "3": ["u", "b", *"vwxy", "a"]}
+    routes = [route(name, column, dates={"b": 2, "a": 1}) for name, column in columns.items()]
+    fused = fuse(routes, fusion=RRF, window=10)
+
+    assert [hit.ranks for hit in fused[:2]] == [{"1": 7, "2": 1, "3": 2}, {"1": 1, "2": 2, "3": 7}]
+    assert [hit.key for hit in fused[:2]] == ["b", "a"]
+    assert fused[0].score == fused[1].score == math.fsum([1 / 61, 1 / 62, 1 / 67])
+
+
 def test_weight_zero_adds_neither_score_nor_hits_nor_ties():
     quiet = route("quiet", "cba", weight=0.0)
     heard = route("heard", "ab")

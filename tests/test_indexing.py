@@ -5,9 +5,8 @@ import json
 import os
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 
 from app import names, writes
 from app.catalog import Catalog, create, install_templates
-from app.elastic import BulkAction, Cluster, pack_vector
+from app.elastic import BulkAction, Cluster, pack_vector, unpack_vector
 from app.embedding import Embedder
 from app.errors import (
     ClusterUnavailable,
@@ -77,10 +76,13 @@ class World:
         return found
 
     async def raw(self, id_: str) -> dict[str, Any]:
-        """The entry as the index has it, vectors as lists."""
+        """The entry as the index has it, vectors as numbers: before a refresh they come as they were sent."""
         [entry] = await self.cluster.mget(
             self.collection.index, [id_], source=True, vectors=True, timeout_s=10
         )
+        for chunk in entry.get("_source", {}).get("chunks", ()):
+            if isinstance(chunk.get("embedding"), str):
+                chunk["embedding"] = unpack_vector(chunk["embedding"]).tolist()
         return entry
 
     async def ids(self, query: dict[str, Any] | None = None) -> list[str]:
@@ -339,12 +341,15 @@ async def test_bad_vectors_fail_alone_and_say_why(world: World, vector: Any, rea
 
 
 async def test_what_elasticsearch_itself_refuses_is_that_items_error(world: World) -> None:
-    """1e-14 is not zero to us; whatever the cluster says to a document is told with its item, and stops no other."""
-    huge = {"k": 10**1_200}
-    result = await world.upsert({"id": "a", "text": "t", "metadata": huge}, {"id": "b", "text": "t"})
-    assert statuses(result) in (["invalid", "created"], ["created", "created"])
-    if result.items[0].status == "created":
-        assert (await world.get("a")).metadata == huge
+    """A number of 1,200 digits: whatever the cluster says to a document is told with its item and stops no other."""
+    result = await world.upsert(
+        {"id": "a", "text": "t", "metadata": {"k": 10**1_200}}, {"id": "b", "text": "t"}
+    )
+    assert statuses(result) == ["invalid", "created"]
+    error = result.items[0].error
+    assert error is not None
+    assert error.type == "elasticsearch-rejected"
+    assert "1000" in error.detail
 
 
 async def test_ids_are_measured_in_bytes(world: World) -> None:
@@ -430,6 +435,7 @@ async def test_an_invalid_item_names_its_field_and_remedy(
     with pytest.raises(InvalidRequest, match=words) as caught:
         await world.upsert(item)
     [told] = caught.value.members["items"]
+    assert caught.value.field == "documents[0]" + (f".{field}" if field else "")
     assert told["status"] == "invalid"
     assert told["error"].get("field") == field
     assert told["error"]["remedy"]
@@ -666,7 +672,7 @@ async def test_one_chunk_without_a_vector_keeps_its_document_out(world: World) -
 
 async def test_without_the_embedding_server_nothing_is_half_stored(world: World) -> None:
     world.server.answer = lambda seen: Reply(503, {"error": "down"})
-    with pytest.raises(EmbedderUnavailable, match="nothing was stored") as caught:
+    with pytest.raises(EmbedderUnavailable, match="no item was acknowledged") as caught:
         await world.upsert({"id": "a", "text": "t"}, {"id": "b", "text": ""})
     assert [item["status"] for item in caught.value.members["items"]] == ["failed", "invalid"]
     result = await world.upsert({"id": "a", "text": "t"}, {"id": "b", "text": "t", "embedding": None})
@@ -1215,7 +1221,7 @@ async def test_without_the_cluster_the_whole_request_says_so(world: World) -> No
     indexer = indexer_of(
         nobody, world.catalog, world.embedder, Stamper(1, now_us), Patience(budget_s=0.3, first_s=0.05)
     )
-    with pytest.raises(ClusterUnavailable, match="nothing was stored") as caught:
+    with pytest.raises(ClusterUnavailable, match="no item was acknowledged") as caught:
         await indexer.upsert([{"id": "a", "text": "t"}], collection=world.collection)
     assert caught.value.members["failed"] == 1
     await nobody.close()
@@ -1226,7 +1232,7 @@ async def test_a_full_disk_is_told_and_not_retried(world: World) -> None:
     await world.upsert({"id": "a", "text": "t"})
     await world.cluster.put_settings(index, {"index.blocks.read_only_allow_delete": True})
     try:
-        with pytest.raises(HalflifeError, match="nothing was stored") as caught:
+        with pytest.raises(HalflifeError, match="no item was acknowledged") as caught:
             await world.upsert({"id": "b", "text": "t"})
     finally:
         await world.cluster.put_settings(index, {"index.blocks.read_only_allow_delete": None})
@@ -1241,12 +1247,14 @@ async def test_a_collection_that_is_gone_is_not_found(world: World) -> None:
         await world.indexer.get(["a"], collection=gone)
 
 
+@pytest.mark.slow
 async def test_a_bulk_larger_than_the_server_takes_is_halved(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """110 MB at once, where `http.max_content_length` is 100: the real node answers 413."""
     monkeypatch.setattr(writes, "BULK_BYTES", 2**30)
-    text = "words and more words. " * 40_000
-    items = [{"id": f"n{i}", "text": f"{i} {text}", "embedding": vector_of(f"{i}", DIMS)} for i in range(130)]
+    bulky = {"k": "z" * 2**20}
+    items = [{"id": f"n{i}", "text": "t", "embedding": None, "metadata": bulky} for i in range(110)]
     result = await world.upsert(*items)
     assert set(statuses(result)) == {"created"}
 
@@ -1277,8 +1285,8 @@ async def test_acknowledged_writes_outlive_a_killed_node(
         cluster = Cluster.connect(urls=[node.url], request_timeout_s=5)
         world = await world_on(cluster, server, "chaos")
         log: defaultdict[str, list[Logged]] = defaultdict(list)
-        stop = asyncio.Event()
-        counts = {"acknowledged": 0, "failed": 0}
+        stop, progress = asyncio.Event(), asyncio.Event()
+        counts: Counter[str] = Counter()
 
         async def client(worker: int) -> None:
             rng = random.Random(seed * 100 + worker)
@@ -1289,42 +1297,54 @@ async def test_acknowledged_writes_outlive_a_killed_node(
                 ids = rng.sample(range(150), rng.randint(1, 8))
                 serial += 1
                 kind = rng.random()
-                texts = {f"d{i}": f"w{worker} n{serial} d{i}" for i in ids}
-                with suppress(HalflifeError):
+                texts: dict[str, str | None] = {f"d{i}": f"w{worker} n{serial} d{i}" for i in ids}
+                try:
                     if kind < 0.3:
+                        texts = dict.fromkeys(texts)
                         result = await indexer.delete_ids(list(texts), collection=world.collection)
-                        texts = dict.fromkeys(texts)  # type: ignore[assignment]
                     elif kind < 0.4:
                         await indexer.touch(dict.fromkeys(texts, now()), collection=world.collection)
                         continue
                     else:
-                        vectors = rng.random() < 0.5
+                        with_vectors = rng.random() < 0.5
                         items = [
                             {
                                 "id": id_,
                                 "text": text,
-                                **({"embedding": vector_of(text, DIMS)} if vectors else {}),
+                                **({"embedding": vector_of(id_, DIMS)} if with_vectors else {}),
                             }
                             for id_, text in texts.items()
                         ]
                         result = await indexer.upsert(items, collection=world.collection)
-                    for item in result.items:
-                        assert item.id is not None
-                        ok = item.status in ("created", "updated", "deleted")
-                        counts["acknowledged" if ok else "failed"] += 1
-                        if ok:
-                            log[item.id].append(Logged(item.version, texts[item.id], acknowledged=True))
-                        elif item.status == "failed":
-                            log[item.id].append(Logged(None, texts[item.id], acknowledged=False))
+                except HalflifeError:
+                    # Nobody heard what became of it: it may be there or not.
+                    for id_, text in texts.items():
+                        log[id_].append(Logged(None, text, acknowledged=False))
+                    continue
+                progress.set()
+                for item in result.items:
+                    assert item.id is not None
+                    ok = item.status in ("created", "updated", "deleted")
+                    counts["acknowledged" if ok else item.status] += 1
+                    if ok or item.status == "failed":
+                        log[item.id].append(Logged(item.version, texts[item.id], acknowledged=ok))
                 await asyncio.sleep(rng.uniform(0, 0.02))
 
+        async def more(acknowledged: int) -> None:
+            wanted = counts["acknowledged"] + acknowledged
+            while counts["acknowledged"] < wanted:
+                await progress.wait()
+                progress.clear()
+
         async def faults() -> None:
-            for _ in range(2):
-                await asyncio.sleep(4)
-                await asyncio.to_thread(node.kill)
-                await asyncio.to_thread(node.start)
-            await asyncio.sleep(4)
-            stop.set()
+            try:
+                for _ in range(2):
+                    await more(150)
+                    await asyncio.to_thread(node.kill)
+                    await asyncio.to_thread(node.start)
+                await more(150)
+            finally:
+                stop.set()
 
         await asyncio.gather(faults(), *(client(worker) for worker in range(6)))
         ids = [f"d{i}" for i in range(150)]
@@ -1345,11 +1365,11 @@ async def test_acknowledged_writes_outlive_a_killed_node(
             if text != highest.text and not any(one.text == text and not one.acknowledged for one in known):
                 (resurrected if highest.text is None else changed).append(id_)
         print(
-            f"seed {seed}: {counts}, lost={len(lost)} resurrected={len(resurrected)} changed={len(changed)}"
+            f"seed {seed}: {dict(counts)}, lost={len(lost)} resurrected={len(resurrected)} changed={len(changed)}"
         )
         await world.embedder.close()
         await cluster.close()
-        assert counts["acknowledged"] > 500
+        assert counts["acknowledged"] >= 450
         assert (lost, resurrected, changed) == ([], [], [])
 
 

@@ -177,6 +177,7 @@ async def test_an_outage_teaches_no_form():
             with pytest.raises(RerankerFailed, match="503"):
                 await reranker.rerank(QUERY, DOCUMENTS)
             assert reranker.form is None
+            assert len(server.requests) == 2, "no other form was tried"
             assert await reranker.rerank(QUERY, DOCUMENTS) == SCORES
             assert reranker.form == "cohere"
 

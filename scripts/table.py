@@ -1,0 +1,291 @@
+"""Own how answers look in a terminal: result tables that explain each hit, accounts of one document, comparisons.
+
+Takes the API's JSON and draws with rich; computes nothing the API said already, and asks nobody.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Json = Mapping[str, Any]
+
+_WIDTH_WITHOUT_TERMINAL = 140
+_SNIPPET_CHARS = 160
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console; where no terminal says how wide it is, wide enough for a table."""
+    stream = sys.stderr if stderr else sys.stdout
+    given = os.environ.get("COLUMNS", "")
+    width = None if stream.isatty() or given.isdecimal() else _WIDTH_WITHOUT_TERMINAL
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+# ---- a search -------------------------------------------------------------------------------------------------------
+
+
+def results(answer: Json, *, query: str, collection: str) -> RenderableType:
+    """Return the answer to a search as a table, with what it lacks said before it."""
+    hits = answer["hits"]
+    names = list(answer["routes"])
+    head = Text.assemble(
+        (query, "bold"), f"   in '{collection}', as of {_moment(answer['origin'])}, {answer['took_ms']} ms"
+    )
+    parts: list[RenderableType] = [head, *_lacks(answer)]
+    if not hits:
+        return Group(*parts, Text("No hit. " + "; ".join(_totals(answer))))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("document", ratio=1, min_width=30)
+    table.add_column("created", no_wrap=True)
+    table.add_column("age", justify="right", no_wrap=True)
+    table.add_column("factor", justify="right", no_wrap=True)
+    for name in names:
+        table.add_column(f"{name}\nrank  score × decay", justify="right", no_wrap=True)
+    for number, hit in enumerate(hits, 1):
+        table.add_row(
+            str(number),
+            score(hit["score"]),
+            _document(hit),
+            _day(hit.get("creation_time")),
+            age(hit.get("age_days")),
+            _factor(hit),
+            *(_route(hit["routes"].get(name)) for name in names),
+        )
+    parts += [table, Text("; ".join(_totals(answer)), style="dim")]
+    return Group(*parts)
+
+
+def requests(answer: Json) -> Iterable[str]:
+    """Yield the explained request bodies, each as Kibana's Dev Tools take it."""
+    import json
+
+    explain = answer.get("explain") or {}
+    for request in explain.get("requests", []):
+        yield f"# route {request['route']}\n{request['method']} {request['path']}\n{json.dumps(request['body'])}"
+
+
+def _lacks(answer: Json) -> list[RenderableType]:
+    told: list[RenderableType] = []
+    if answer.get("degraded"):
+        failed = [
+            f"{name} {status['status']}{': ' + status['reason'] if status.get('reason') else ''}"
+            for name, status in answer["routes"].items()
+            if status["status"] in {"failed", "partial"}
+        ]
+        told.append(
+            Text(f"! This answer is degraded: {'; '.join(failed) or 'see the warnings'}", style="bold red")
+        )
+    told += [Text(f"! {warning}", style="yellow") for warning in answer.get("warnings", [])]
+    return told
+
+
+def _totals(answer: Json) -> list[str]:
+    told = []
+    for name, status in answer["routes"].items():
+        total = status.get("total")
+        count = f"{'at least ' if total['relation'] == 'gte' else ''}{total['value']}" if total else "?"
+        took = f", {status['took_ms']} ms" if status.get("took_ms") is not None else ""
+        told.append(
+            f"{name}: {count} match{took}" if status["status"] == "ok" else f"{name}: {status['status']}"
+        )
+    return told
+
+
+def _document(hit: Json) -> Text:
+    told = _title(hit)
+    highlights = hit.get("highlights") or {}
+    text = next(iter(highlights.get("text", [])), None) or hit.get("text") or ""
+    if shown := snippet(text, _SNIPPET_CHARS):
+        told.append(f"\n{shown}", style="dim")
+    if same := hit.get("near_duplicates"):
+        told.append(f"\nsays the same as: {', '.join(same)}", style="dim")
+    return told
+
+
+def clean(text: str) -> str:
+    """Return a document's words without what a terminal would take as commands."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def snippet(text: str, limit: int) -> str:
+    """Return the beginning of a text on one line."""
+    line = " ".join(clean(text[: limit * 3]).split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def _route(route: Json | None) -> Text:
+    if route is None:
+        return Text("–", style="dim")
+    if route.get("score") is None:
+        return Text(route.get("note") or "–", style="dim")
+    place = f"{route['rank']}." if route.get("rank") is not None else "–"
+    told = f"{place}  {score(route['score'])}"
+    if route.get("decay") is not None:
+        told += f" × {route['decay']:.2f}"
+    return Text(told, style="" if route.get("rank") is not None else "dim")
+
+
+def _factor(hit: Json) -> str:
+    if hit.get("evergreen"):
+        return "evergreen"
+    return "–" if hit.get("decay") is None else f"{hit['decay']:.2f}"
+
+
+def score(value: float) -> str:
+    """Return a score with the digits that tell hits apart."""
+    return f"{value:.4f}" if abs(value) < 1 else f"{value:.2f}"
+
+
+def age(days: float | None) -> str:
+    """Return an age as people say it: days, or years from two years on."""
+    if days is None:
+        return "–"
+    if abs(days) < 1:
+        return f"{days * 24:.0f} h"
+    return f"{days:.0f} d" if abs(days) < 730 else f"{days / 365.25:.1f} y"
+
+
+def _day(moment: str | None) -> str:
+    return moment[:10] if moment else "undated"
+
+
+def _moment(moment: str) -> str:
+    return moment[:10] if moment.endswith("T00:00:00.000Z") else moment[:16].replace("T", " ") + " UTC"
+
+
+# ---- one document ---------------------------------------------------------------------------------------------------
+
+
+def account(answer: Json) -> RenderableType:
+    """Return an answer of /v1/why in words and a table."""
+    name = f"'{clean(answer.get('title') or answer['id'])}'"
+    parts: list[RenderableType] = []
+    if not answer["exists"]:
+        verdict = f"There is no document '{clean(answer['id'])}' in this collection."
+    elif answer["excluded_by"]:
+        verdict = f"{name} can't be found by this search."
+    elif answer["on_page"]:
+        verdict = f"{name} stands at rank {answer['fused_rank']} of the first {answer['top_k']}."
+    elif answer.get("fused_rank"):
+        verdict = f"{name} stands at rank {answer['fused_rank']}, behind the first {answer['top_k']}."
+    else:
+        verdict = f"{name} is in no route's window, so it is not in the fused list."
+    parts.append(Text(verdict, style="bold"))
+    if answer["exists"]:
+        facts = [
+            f"id {clean(answer['id'])}",
+            f"created {_day(answer.get('creation_time'))}",
+            f"age {age(answer.get('age_days'))}",
+        ]
+        facts.append(f"factor {_factor(answer)}")
+        if answer.get("relevance") is not None:
+            facts.append(f"relevance {answer['relevance']:.3f}")
+        if answer.get("fused_score") is not None:
+            facts.append(f"fused score {answer['fused_score']:.5f}")
+        if answer.get("page_score") is not None:
+            facts.append(f"the page's last hit {answer['page_score']:.5f}")
+        parts.append(Text(", ".join(facts)))
+    parts += [Text(f"✗ {reason}", style="red") for reason in answer["excluded_by"]]
+    if answer["routes"]:
+        parts.append(_account_table(answer["routes"]))
+    if answer["what_it_takes"]:
+        parts.append(
+            Text("What would bring it onto the first page:" if not answer["on_page"] else "What it takes:")
+        )
+        parts += [Text(f"→ {step}") for step in answer["what_it_takes"]]
+    parts += [Text(f"! {warning}", style="yellow") for warning in answer.get("warnings", [])]
+    return Group(*parts)
+
+
+def _account_table(routes: Mapping[str, Json]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("route", "rank", "score", "decay", "score × decay", "adds", "rank if it were new", "note"):
+        table.add_column(name, justify="left" if name in {"route", "note"} else "right")
+    for name, route in routes.items():
+        rank = "no match"
+        if route["matches"] and route.get("rank") is not None:
+            rank = f"{'≥ ' if route.get('rank_relation') == 'gte' else ''}{route['rank']}"
+            rank += "" if route["in_window"] else " (outside)"
+        cells = [
+            route.get("score"),
+            route.get("decay"),
+            route.get("decayed_score"),
+            route.get("contribution"),
+        ]
+        table.add_row(
+            name,
+            rank,
+            *("–" if cell is None else f"{cell:.4f}" for cell in cells),
+            str(route.get("rank_if_current") or "–"),
+            route.get("note") or "",
+        )
+    return table
+
+
+# ---- two orders -----------------------------------------------------------------------------------------------------
+
+
+def comparison(before: Sequence[Json], after: Sequence[Json], *, shown: int, routes: Sequence[str]) -> Table:
+    """Return one table of two answers' hits to one question: where each stood without decay, where it stands with it."""
+    earlier = {hit["id"]: number for number, hit in enumerate(before, 1)}
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("without\ndecay", justify="right", no_wrap=True)
+    table.add_column("with\ndecay", justify="right", no_wrap=True)
+    table.add_column("document", ratio=1, min_width=30)
+    table.add_column("created", no_wrap=True)
+    table.add_column("age", justify="right", no_wrap=True)
+    table.add_column("factor", justify="right", no_wrap=True)
+    for name in routes:
+        table.add_column(f"{name}\nrank  score × decay", justify="right", no_wrap=True)
+    for number, hit in enumerate(after[:shown], 1):
+        was = earlier.get(hit["id"])
+        table.add_row(
+            str(was or "–"),
+            _moved(was, number),
+            _title(hit),
+            _day(hit.get("creation_time")),
+            age(hit.get("age_days")),
+            _factor(hit),
+            *(_route(hit["routes"].get(name)) for name in routes),
+        )
+    kept = {hit["id"] for hit in after[:shown]}
+    places = {hit["id"]: number for number, hit in enumerate(after, 1)}
+    # What decay sent down belongs in the picture too.
+    for hit in before[:shown]:
+        if hit["id"] not in kept:
+            place = places.get(hit["id"])
+            later = next((item for item in after if item["id"] == hit["id"]), hit)
+            table.add_row(
+                str(earlier[hit["id"]]),
+                Text(f"▼ {place or '–'}", style="red"),
+                _title(hit),
+                _day(hit.get("creation_time")),
+                age(hit.get("age_days")),
+                _factor(later) if place else "–",
+                *(_route(later["routes"].get(name)) if place else Text("–") for name in routes),
+                style="dim",
+            )
+    return table
+
+
+def _moved(was: int | None, now: int) -> Text:
+    if was is None or now < was:
+        return Text(f"▲ {now}", style="green")
+    return Text(f"▼ {now}", style="red") if now > was else Text(str(now))
+
+
+def _title(hit: Json) -> Text:
+    told = Text(overflow="fold")
+    title = clean(hit.get("title") or "").strip()
+    told.append(title or clean(hit["id"]), style="bold")
+    if title:
+        told.append(f"  {clean(hit['id'])}", style="cyan")
+    return told

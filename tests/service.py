@@ -1,0 +1,57 @@
+"""A running API for tests: uvicorn on a free port in a thread, a real node behind it, a far end that embeds."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx2
+import uvicorn
+
+from app.main import create_app
+from app.settings import Settings
+
+
+@dataclass(frozen=True)
+class Running:
+    """A served application and how to reach it."""
+
+    url: str
+    client: httpx2.Client
+    server: uvicorn.Server
+
+
+@contextlib.contextmanager
+def serving(settings: Settings) -> Iterator[Running]:
+    """Serve the application until the block ends; raises what start-up raised."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(
+        create_app(settings), log_level="warning", lifespan="on", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+
+    def run() -> None:
+        # uvicorn leaves by SystemExit when start-up fails; who waits below sees that the thread has ended.
+        with contextlib.suppress(SystemExit):
+            server.run(sockets=[listener])
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 90
+        while not server.started:
+            if not thread.is_alive():
+                raise RuntimeError("the application did not start: see the log above")
+            if time.monotonic() > deadline:
+                raise RuntimeError("the application did not start in time")
+            time.sleep(0.02)
+        url = f"http://127.0.0.1:{port}"
+        with httpx2.Client(base_url=url, timeout=60) as client:
+            yield Running(url, client, server)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()

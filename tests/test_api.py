@@ -1,0 +1,508 @@
+"""The HTTP contract, over real sockets, a real node and a real embedding far end: forms, errors, ids, items."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import jsonschema
+import pytest
+
+from app.settings import Settings
+from tests.fakes import EmbeddingServer
+from tests.service import Running, serving
+
+pytestmark = pytest.mark.node
+DIMS = 16
+
+
+@pytest.fixture(scope="module")
+def embedding() -> Iterator[EmbeddingServer]:
+    with EmbeddingServer(dims=DIMS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def service(node_url: str, embedding: EmbeddingServer) -> Iterator[Running]:
+    settings = Settings(
+        elasticsearch_url=node_url,
+        elasticsearch_timeout_s=60,
+        embedding_base_url=embedding.base_url,
+        embedding_model="far-end",
+        embedding_dims=DIMS,
+        embedding_query_prefix="",
+        embedding_document_prefix="",
+    )
+    with serving(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def client(service: Running) -> httpx2.Client:
+    return service.client
+
+
+@pytest.fixture
+def collection(client: httpx2.Client) -> Iterator[str]:
+    name = f"api_{uuid.uuid4().hex[:10]}"
+    assert client.put(f"/v1/collections/{name}").status_code == 200
+    yield name
+    client.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
+def upsert(client: httpx2.Client, collection: str, *documents: dict[str, Any]) -> dict[str, Any]:
+    answer = client.post(
+        f"/v1/collections/{collection}/documents", json={"documents": list(documents), "refresh": "wait_for"}
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def problem(answer: httpx2.Response, status: int, field: str | None = None) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert body["status"] == status
+    assert {"type", "title", "detail", "request_id"} <= body.keys()
+    if field is not None:
+        assert body["field"] == field
+    return body
+
+
+# --- the design's example --------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_design(client, collection):
+    upsert(
+        client,
+        collection,
+        {"id": "leave-2026", "title": "Leave", "text": "carry over five days of leave", "creation_time": "2026-01-02",
+         "metadata": {"lang": "en"}, "lang": "en"},
+        {"id": "leave-2019", "title": "Leave", "text": "carry over ten days of leave", "creation_time": "2019-01-02",
+         "lang": "en"},
+        {"id": "urlaub", "title": "Urlaub", "text": "carry over leave", "creation_time": "2026-01-02", "lang": "de"},
+        {"id": "later", "title": "Leave", "text": "carry over leave", "creation_time": "2026-02-02", "lang": "en"},
+    )  # fmt: skip
+    answer = client.post("/v1/search", json={
+        "collection": collection, "query": "how long may I carry over leave?", "top_k": 5,
+        "as_of": "2026-01-31T00:00:00Z", "filter": {"lang": "en"},
+        "decay": {"kind": "exp", "half_life": "180d", "floor": 0.3},
+        "routes": [{"kind": "text"}, {"kind": "vector", "weight": 1.0, "decay": {"floor": 0.9}}],
+        "fusion": {"method": "rrf", "rank_constant": 60, "window": 100},
+    })  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert body["origin"] == "2026-01-31T00:00:00.000Z"
+    assert not body["degraded"]
+    assert set(body["routes"]) == {"text", "vector"}
+    assert body["routes"]["text"]["total"] == {"value": 2, "relation": "eq"}
+    assert [hit["id"] for hit in body["hits"]] == ["leave-2026", "leave-2019"]
+    first = body["hits"][0]
+    assert first["age_days"] == 29.0
+    assert first["decay"] == pytest.approx(0.3 + 0.7 * 2 ** (-29 / 180))
+    assert first["routes"]["text"]["decay"] == pytest.approx(0.3 + 0.7 * 2 ** (-29 / 180), rel=1e-6)
+    assert first["routes"]["vector"]["decay"] == pytest.approx(0.9 + 0.1 * 2 ** (-29 / 180), rel=1e-6)
+    assert first["score"] == pytest.approx(sum(1 / (60 + part["rank"]) for part in first["routes"].values()))
+    assert first["metadata"] == {"lang": "en"}
+
+
+def test_the_first_upsert_makes_its_collection(client):
+    name = f"api_{uuid.uuid4().hex[:10]}"
+    upsert(client, name, {"id": "1", "text": "typed from the start", "creation_time": "2026-01-01"})
+    try:
+        made = client.get(f"/v1/collections/{name}").json()
+        assert (made["dims"], made["similarity"], made["model"]) == (DIMS, "cosine", "far-end")
+        answer = client.post("/v1/search", json={"collection": name, "query": "typed"})
+        assert [hit["id"] for hit in answer.json()["hits"]] == ["1"]
+    finally:
+        client.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------
+
+BAD_SEARCHES: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown field": ({"topk": 3}, "topk"),
+    "unknown nested field": ({"decay": {"halflife": "3d"}}, "decay.halflife"),
+    "bare number": ({"decay": {"half_life": 5}}, "decay.half_life"),
+    "months": ({"decay": {"half_life": "1M"}}, "decay.half_life"),
+    "zero": ({"decay": {"scale": "0d"}}, "decay.scale"),
+    "decay at scale of one": ({"decay": {"scale": "1d", "decay": 1}}, "decay.decay"),
+    "two strengths": ({"decay": {"scale": "1d", "half_life": "1d"}}, "decay"),
+    "no strength": ({"decay": {"floor": 0.1}}, "decay"),
+    "both placements": ({"decay": {"half_life": "1d", "placement": "both"}}, "decay.placement"),
+    "word for a decay": ({"decay": "of"}, "decay"),
+    "origin": ({"as_of": "yesterday"}, "as_of"),
+    "microseconds": ({"as_of": 1700000000000000}, "as_of"),
+    "blank": ({"query": " \n"}, "query"),
+    "long": ({"query": "x" * 10_001}, "query"),
+    "no hits": ({"top_k": 0}, "top_k"),
+    "too many hits": ({"top_k": 10_001}, "top_k"),
+    "page past the window": ({"top_k": 50, "fusion": {"window": 10}}, "top_k"),
+    "route": ({"routes": [{"kind": "texts"}]}, "routes[0].kind"),
+    "no route": ({"routes": []}, "routes"),
+    "same names": ({"routes": [{"kind": "text", "name": "a"}, {"kind": "text", "name": "a"}]}, "routes"),
+    "window of a plain route": ({"routes": [{"kind": "text", "window": "3d"}]}, "routes[0].window"),
+    "rank constant": ({"fusion": {"rank_constant": 0}}, "fusion.rank_constant"),
+    "lambda": ({"mmr": {"lambda": 1.5}}, "mmr.lambda"),
+    "negative weight": ({"routes": [{"kind": "text", "weight": -1}]}, "routes[0].weight"),
+    "filter operator": ({"filter": {"lang": {"like": "e"}}}, "filter.lang"),
+    "range on an undeclared key": ({"filter": {"price": {"gte": 3}}}, "filter.price"),
+    "raw query language": ({"filter": {"bool": {"must": []}}}, "filter.bool"),
+    "dims": ({"query_vector": [1.0, 0.0]}, "query_vector"),
+    "zero vector": ({"query_vector": [0.0] * DIMS}, "query_vector"),
+    "no reranker": ({"rerank": {}}, "rerank"),
+    "collection's name": ({"collection": "../x"}, "collection"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_SEARCHES)
+def test_a_bad_search_names_the_field(client, collection, name):
+    change, field = BAD_SEARCHES[name]
+    answer = client.post("/v1/search", json={"collection": collection, "query": "x", **change})
+    body = problem(answer, 422)
+    assert body["field"].startswith(field)
+
+
+def test_a_misspelt_field_is_told_the_right_one(client, collection):
+    answer = client.post("/v1/search", json={"collection": collection, "query": "x", "topk": 3})
+    assert problem(answer, 422)["remedy"] == "did you mean `top_k`?"
+
+
+RAW_BODIES = {
+    "nan": b'{"collection":"c","query":"x","top_k":NaN}',
+    "infinity": b'{"collection":"c","query":"x","min_relevance":Infinity}',
+    "overflow": b'{"collection":"c","query":"x","min_relevance":1e999}',
+    "duplicate key": b'{"collection":"c","query":"x","query":"y"}',
+    "lone surrogate": b'{"collection":"c","query":"\\ud800"}',
+    "surrogate as a key": b'{"collection":"c","query":"x","\\udfff":1}',
+    "not utf-8": b'{"collection":"c","query":"\xff"}',
+    "empty": b"",
+    "list": b"[]",
+    "text": b'"x"',
+    "deep": b'{"filter":' + b'{"not":' * 50_000,
+    "cut off": b'{"collection":"c"',
+}
+
+
+@pytest.mark.parametrize("name", RAW_BODIES)
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/why", "/v1/collections/raw/documents"])
+def test_http_validation_bodies_that_are_not_json(client, name, path):
+    problem(client.post(path, content=RAW_BODIES[name]), 422)
+
+
+@pytest.mark.parametrize("raw", [
+    '{"id":"a","text":"x","embedding":[NaN,1,0]}',
+    '{"id":"a","text":"x","embedding":[1e999,1,0]}',
+    '{"id":"a","text":"x","embedding":["nan",1,0]}',
+    '{"id":"a","text":"x","metadata":{"v":NaN}}',
+    '{"id":"a","text":"x","metadata":{"v":1e400}}',
+])  # fmt: skip
+def test_http_validation_bc32(client, collection, raw):
+    answer = client.post(f"/v1/collections/{collection}/documents", content='{"documents":[' + raw + "]}")
+    problem(answer, 422)
+    problem(client.get(f"/v1/collections/{collection}/documents/a"), 404)
+
+
+@pytest.mark.parametrize("method, path, status", [
+    ("GET", "/nowhere", 404),
+    ("DELETE", "/v1/search", 405),
+    ("POST", "/v1/collections/absent/documents/delete", 404),
+    ("GET", "/v1/collections/absent", 404),
+    ("GET", "/v1/collections/UPPER", 422),
+    ("GET", "/v1/collections/a-w-1-a", 422),
+])  # fmt: skip
+def test_every_failure_has_one_form(client, method, path, status):
+    problem(client.request(method, path, content=b'{"ids":["a"]}'), status)
+
+
+def test_a_body_over_the_limit_is_refused_while_it_arrives(node_url, embedding):
+    settings = Settings(
+        elasticsearch_url=node_url, embedding_base_url=embedding.base_url, embedding_model="far-end",
+        max_body_bytes=2_000, elasticsearch_timeout_s=60,
+    )  # fmt: skip
+    with serving(settings) as small:
+        body = json.dumps({"collection": "c", "query": "x" * 5_000})
+        problem(small.client.post("/v1/search", content=body), 413)
+
+        def dripping() -> Iterator[bytes]:
+            for start in range(0, len(body), 500):
+                yield body[start : start + 500].encode()
+
+        problem(small.client.post("/v1/search", content=dripping()), 413)
+        assert small.client.get("/livez").status_code == 200
+
+
+# --- documents -----------------------------------------------------------------------------------------------------------
+
+IDS = ["a/b/c", "../x", "a?b#c", "a b", "%2F", "a%2Fb", ".", "*", "a,b", "日本/語", "_x"]
+
+
+def test_ids_bc38_every_id_round_trips_and_deletes_itself(client, collection):
+    base = f"/v1/collections/{collection}/documents/"
+    upsert(client, collection, *({"id": id_, "text": f"ordinary words {at}"} for at, id_ in enumerate(IDS)))
+
+    def path(id_: str) -> str:
+        # '.' alone is what URL libraries resolve away; escaped it reaches the service.
+        return base + ("%2E" if id_ == "." else quote(id_, safe=""))
+
+    reachable = [id_ for id_ in IDS if id_ != "."]
+    for id_ in reachable:
+        answer = client.get(path(id_))
+        assert answer.status_code == 200, (id_, answer.text)
+        assert answer.json()["id"] == id_
+    found = client.post("/v1/search", json={"collection": collection, "query": "ordinary words", "top_k": 50})
+    assert {hit["id"] for hit in found.json()["hits"]} == set(IDS)
+    left = set(IDS)
+    for id_ in reachable:
+        assert client.delete(path(id_)).status_code == 200
+        left.remove(id_)
+        problem(client.get(path(id_)), 404)
+        problem(client.delete(path(id_)), 404)
+        listed = client.get(f"/v1/collections/{collection}/documents").json()["documents"]
+        assert left <= {document["id"] for document in listed} | {"."}
+        for other in left - {"."}:
+            assert client.get(path(other)).status_code == 200
+    gone = client.post(f"/v1/collections/{collection}/documents/delete", json={"ids": ["."]})
+    assert gone.json()["deleted"] == 1
+
+
+def test_ids_two_dots_are_refused_and_reach_nothing(client, collection):
+    upsert(client, collection, {"id": "kept", "text": "kept"})
+    answer = client.post(
+        f"/v1/collections/{collection}/documents", json={"documents": [{"id": "..", "text": "x"}]}
+    )
+    problem(answer, 422)
+    for spelling in ("..", "%2e%2e", "%2E%2E", "..%2f..", "%252e%252e"):
+        assert client.delete(f"/v1/collections/{collection}/documents/{spelling}").status_code in (
+            404,
+            405,
+            422,
+        )
+    assert client.get(f"/v1/collections/{collection}/documents/kept").status_code == 200
+
+
+def test_ids_bc39_a_long_id_fails_alone(client, collection):
+    result = upsert(
+        client, collection, {"id": "ok1", "text": "x"}, {"id": "z" * 513, "text": "x"}, {"id": "日" * 171, "text": "x"},
+        {"id": "ok2", "text": "x"}, {"id": "a" * 512, "text": "x"}, {"id": "😀" * 128, "text": "x"},
+    )  # fmt: skip
+    statuses = [item["status"] for item in result["items"]]
+    assert statuses == ["created", "invalid", "invalid", "created", "created", "created"]
+    assert result["failed"] == 2
+    assert "512 bytes" in result["items"][1]["error"]["detail"]
+
+
+def test_embedding_bc21_blank_texts_fail_alone_and_are_never_sent(client, collection, embedding):
+    before = len(embedding.batches)
+    result = upsert(
+        client, collection, {"id": "1", "text": "alpha"}, {"id": "2", "text": ""}, {"id": "3", "text": "   \n"},
+        {"id": "4", "text": "delta"},
+    )  # fmt: skip
+    assert [item["status"] for item in result["items"]] == ["created", "invalid", "invalid", "created"]
+    sent = [text for batch in embedding.batches[before:] for text in batch]
+    assert sorted(sent) == ["alpha", "delta"]
+
+
+def test_bulk_bc45_bad_items_are_told_and_the_others_stored(client, collection):
+    good = [float(number + 1) for number in range(DIMS)]
+    answer = client.post(f"/v1/collections/{collection}/documents", json={"documents": [
+        {"id": "b1", "text": "x", "embedding": good},
+        {"id": "b2", "text": "x", "embedding": [0] * DIMS},
+        {"id": "b3", "text": "x", "embedding": [1, 2]},
+        {"id": "b4", "text": "x", "creation_time": "nope"},
+        {"id": "b5", "text": "fine"},
+    ]})  # fmt: skip
+    body = answer.json()
+    assert answer.status_code == 200
+    assert [item["status"] for item in body["items"]] == [
+        "created",
+        "invalid",
+        "invalid",
+        "invalid",
+        "created",
+    ]
+    assert body["failed"] == 3
+    assert [item["error"]["field"] for item in body["items"][1:4]] == [
+        "embedding",
+        "embedding",
+        "creation_time",
+    ]
+
+
+def test_metadata_comes_back_as_sent(client, collection):
+    metadata = {
+        "page": 1,
+        "a.b": 2,
+        "": 1,
+        " ": None,
+        "mix": [1, "a"],
+        "big": 10**19,
+        "f": 1.0,
+        "o": {"x": [True]},
+    }
+    upsert(client, collection, {"id": "m", "text": "x", "metadata": metadata})
+    text = client.get(f"/v1/collections/{collection}/documents/m").text
+    assert json.loads(text)["metadata"] == metadata
+    assert '"f":1.0' in text
+    found = client.post("/v1/search", json={"collection": collection, "query": "x", "filter": {"page": 1}})
+    assert [hit["id"] for hit in found.json()["hits"]] == ["m"]
+
+
+def test_listing_goes_through_all_pages(client, collection):
+    upsert(
+        client,
+        collection,
+        *({"id": f"d{at:02d}", "text": "x", "lang": "en" if at % 2 else "zh"} for at in range(25)),
+    )
+    seen: list[str] = []
+    params: dict[str, Any] = {"size": 4, "filter": '{"lang": "en"}'}
+    for _ in range(10):
+        body = client.get(f"/v1/collections/{collection}/documents", params=params).json()
+        assert body["total"] == 12
+        seen += [document["id"] for document in body["documents"]]
+        if body["cursor"] is None:
+            break
+        params = {"cursor": body["cursor"]}
+    assert seen == [f"d{at:02d}" for at in range(25) if at % 2]
+
+
+@pytest.mark.parametrize("body, field", [
+    ({}, None), ({"filter": {}}, "filter"), ({"ids": ["a"], "delete_all": True}, None), ({"ids": []}, "ids"),
+    ({"delete_all": False}, None), ({"delete_all": "yes"}, "delete_all"),
+])  # fmt: skip
+def test_a_delete_says_what_exactly(client, collection, body, field):
+    upsert(client, collection, {"id": "kept", "text": "kept"})
+    problem(client.post(f"/v1/collections/{collection}/documents/delete", json=body), 422)
+    assert client.get(f"/v1/collections/{collection}/documents/kept").status_code == 200
+
+
+def test_delete_by_filter_counts_truly(client, collection):
+    upsert(
+        client,
+        collection,
+        *({"id": f"{at}", "text": "x", "source": "a" if at < 3 else "b"} for at in range(5)),
+    )
+    answer = client.post(
+        f"/v1/collections/{collection}/documents/delete", json={"filter": {"source": "a"}, "refresh": "true"}
+    )
+    assert answer.json() == {"items": [], "failed": 0, "deleted": 3}
+    left = client.get(f"/v1/collections/{collection}/documents").json()
+    assert [document["id"] for document in left["documents"]] == ["3", "4"]
+
+
+def test_patch_changes_a_field_and_keeps_the_vector(client, collection, embedding):
+    upsert(client, collection, {"id": "p", "text": "patched words", "lang": "en"})
+    before = len(embedding.batches)
+    answer = client.patch(
+        f"/v1/collections/{collection}/documents",
+        json={"documents": [{"id": "p", "evergreen": True, "lang": None}], "refresh": "wait_for"},
+    )
+    assert answer.json()["items"][0]["status"] == "updated", answer.text
+    assert len(embedding.batches) == before
+    stored = client.get(f"/v1/collections/{collection}/documents/p").json()
+    assert (stored["evergreen"], stored["lang"]) == (True, None)
+    found = client.post("/v1/search", json={"collection": collection, "query": "patched words"}).json()
+    assert found["hits"][0]["routes"].keys() == {"text", "vector"}
+
+
+def test_a_collection_is_deleted_only_when_named_twice(client, collection):
+    problem(client.delete(f"/v1/collections/{collection}"), 422, "confirm")
+    problem(client.delete(f"/v1/collections/{collection}", params={"confirm": "other"}), 422, "confirm")
+    assert client.delete(f"/v1/collections/{collection}", params={"confirm": collection}).status_code == 204
+    problem(client.get(f"/v1/collections/{collection}"), 404)
+
+
+# --- batches, pages, request ids ----------------------------------------------------------------------------------------
+
+
+def test_a_batch_answers_in_order_and_one_bad_query_spoils_only_itself(client, collection, embedding):
+    upsert(client, collection, {"id": "a", "text": "apple"}, {"id": "b", "text": "banana"})
+    before = len(embedding.batches)
+    answer = client.post("/v1/search", json={
+        "collection": collection, "top_k": 1, "queries": [
+            {"query": "apple"}, {"query": " "}, {"query": "banana"}, {"query": "x", "filter": {"n": {"gt": 1}}}, "apple",
+        ],
+    })  # fmt: skip
+    results = answer.json()["results"]
+    assert [result["hits"][0]["id"] if "hits" in result else result["status"] for result in results] == [
+        "a", 422, "b", 422, "a",
+    ]  # fmt: skip
+    assert [result["query"] for result in results if "query" in result] == [1]
+    assert len(embedding.batches) == before + 1
+
+
+def test_pages_are_one_long_page_while_documents_change(client, collection):
+    upsert(client, collection, *({"id": f"{at:03d}", "text": f"the same words {at}"} for at in range(40)))
+    request = {"collection": collection, "query": "the same words", "top_k": 40}
+    whole = [hit["id"] for hit in client.post("/v1/search", json=request).json()["hits"]]
+    body = client.post("/v1/search", json={**request, "top_k": 7}).json()
+    origin, seen = body["origin"], [hit["id"] for hit in body["hits"]]
+    while body["cursor"]:
+        upsert(client, collection, {"id": f"new{len(seen)}", "text": "the same words the same words"})
+        client.post(
+            f"/v1/collections/{collection}/documents/delete", json={"ids": [whole[-1]], "refresh": "true"}
+        )
+        body = client.post("/v1/search", json={"cursor": body["cursor"]}).json()
+        assert body["origin"] == origin
+        seen += [hit["id"] for hit in body["hits"]]
+    assert seen == whole
+
+
+def test_a_cursor_stands_alone_and_can_not_be_altered(client, collection):
+    upsert(client, collection, *({"id": f"{at}", "text": "word"} for at in range(5)))
+    body = client.post("/v1/search", json={"collection": collection, "query": "word", "top_k": 2}).json()
+    problem(client.post("/v1/search", json={"cursor": body["cursor"], "top_k": 3}), 422, "top_k")
+    problem(client.post("/v1/search", json={"cursor": body["cursor"][:-3] + "AAA"}), 422, "cursor")
+    problem(client.post("/v1/search", json={"cursor": ""}), 422, "cursor")
+
+
+def test_a_request_keeps_its_id(client):
+    assert client.get("/livez", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert client.get("/nowhere", headers={"X-Request-Id": "mine-2"}).json()["request_id"] == "mine-2"
+    assert len(client.get("/livez", headers={"X-Request-Id": "no\tgood"}).headers["x-request-id"]) == 32
+
+
+# --- what stands in the documents about it -----------------------------------------------------------------------------------
+
+
+def test_readiness_names_each_dependency(client, embedding):
+    body = client.get("/readyz").json()
+    assert body["status"] == "ready"
+    assert body["checks"].keys() == {"elasticsearch", "embedder"}
+
+
+def test_every_openapi_example_runs_and_answers_as_described(client, collection):
+    document = client.get("/openapi.json").json()
+    upsert(client, "handbook_examples", {"id": "leave-policy-2023", "text": "carry over leave", "lang": "en"})
+    try:
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+                for name, example in content.get("examples", {}).items():
+                    value = json.loads(
+                        json.dumps(example["value"]).replace('"handbook"', '"handbook_examples"')
+                    )
+                    target = collection if method == "put" else "handbook_examples"
+                    if method == "put":
+                        target = f"{collection}_{name}"
+                    answer = client.request(method, path.replace("{collection}", target), json=value)
+                    assert answer.status_code == 200, (path, name, answer.text)
+                    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+                    if "results" not in answer.json():
+                        jsonschema.validate(answer.json(), {**schema, "components": document["components"]})
+                    if method == "put":
+                        client.delete(f"/v1/collections/{target}", params={"confirm": target})
+    finally:
+        client.delete("/v1/collections/handbook_examples", params={"confirm": "handbook_examples"})
+
+
+def test_start_up_stops_on_vectors_that_do_not_fit(node_url, client, collection):
+    with EmbeddingServer(dims=DIMS + 1) as other:
+        settings = Settings(
+            elasticsearch_url=node_url, embedding_base_url=other.base_url, embedding_model="far-end",
+            elasticsearch_timeout_s=60,
+        )  # fmt: skip
+        with pytest.raises(RuntimeError, match="did not start"), serving(settings):
+            pass

@@ -1,0 +1,442 @@
+"""The command line: its help, its exit codes, what it sends, and how it tells answers and failures."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from app.errors import ClusterRejected
+from app.models import Search, Why
+from scripts import cli, client, doctor, table
+from scripts.client import ApiProblem, Client, find_url
+from tests.fakes import FarEnd, Reply
+
+COMMANDS = ("up", "down", "status", "serve", "load", "search", "why", "doctor", "tour")
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, list(arguments), prog_name="halflife")
+
+
+# ---- help -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches(command: str) -> None:
+    told = run(command, "--help")
+    assert told.exit_code == 0
+    assert command == "tour" or f"halflife {command}" in told.stdout
+    assert "\b" not in told.stdout
+    assert "\x1b" not in told.stdout
+
+
+def test_the_first_help_tells_the_exit_codes_and_a_first_walk() -> None:
+    told = run("--help").stdout
+    assert "3 nothing runs or nobody answers" in told
+    assert "halflife up --detach" in told
+    for command in COMMANDS:
+        assert f"  {command} " in told
+
+
+def test_help_and_status_load_nothing_heavy() -> None:
+    heavy = ["httpx2", "pydantic", "fastapi", "elasticsearch", "openai", "numpy", "uvicorn", "onnxruntime"]
+    code = f"import sys, scripts.cli, scripts.stack; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ---- what is sent ---------------------------------------------------------------------------------------------------
+
+DECAYS = {
+    "half-life": ("180d", {"half_life": "180d"}),
+    "ISO 8601": ("P14D", {"half_life": "P14D"}),
+    "off": ("off", "off"),
+    "an object": ('{"rate": 0.01, "floor": 0.3}', {"rate": 0.01, "floor": 0.3}),
+}
+
+
+@pytest.mark.parametrize("text, decay", DECAYS.values(), ids=DECAYS.keys())
+def test_a_decay_is_sent_as_requests_have_it(text: str, decay: Any) -> None:
+    request = cli.search_request(
+        "q", collection="c", top_k=3, decay=text, only='{"lang": "en"}', as_of="2026-01-31"
+    )
+    assert request == {
+        "query": "q",
+        "collection": "c",
+        "top_k": 3,
+        "decay": decay,
+        "filter": {"lang": "en"},
+        "as_of": "2026-01-31",
+    }
+    Search.model_validate(request)
+    Why.model_validate({**request, "id": "x"})
+
+
+def test_without_a_decay_none_is_sent() -> None:
+    assert cli.search_request("q", collection="c", top_k=3, body='{"dedup": {}, "top_k": 9}') == {
+        "query": "q",
+        "collection": "c",
+        "top_k": 3,
+        "dedup": {},
+    }
+
+
+WRONG_USE = {
+    "a number without a unit": (("search", "q", "--decay", "180"), "no unit"),
+    "a decay that is no JSON": (("search", "q", "--decay", "{half_life: 1d}"), "not JSON"),
+    "a filter that is no JSON": (("search", "q", "--filter", "lang=en"), "not JSON"),
+    "a filter that is a list": (("why", "q", "x", "--filter", "[1]"), "object is needed"),
+    "no hits": (("search", "q", "--top-k", "0"), "top-k"),
+    "no such command": (("serch",), "serch"),
+    "no such option": (("load", "x", "--colection", "c"), "colection"),
+    "too many nodes": (("up", "--nodes", "4"), "nodes"),
+    "no such port": (("up", "--port", "99999"), "port"),
+}
+
+
+@pytest.mark.parametrize("arguments, told", WRONG_USE.values(), ids=WRONG_USE.keys())
+def test_wrong_use_ends_with_2_and_says_why(arguments: tuple[str, ...], told: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert told in done.output
+    assert "Traceback" not in done.output
+
+
+# ---- what is told ---------------------------------------------------------------------------------------------------
+
+HIT = {
+    "id": "leave-2026",
+    "score": 0.0325,
+    "fused_score": 0.0325,
+    "title": "Leave \x1b[31mred",
+    "text": "Unused leave\nmoves " + "on " * 200,
+    "creation_time": "2026-01-02T00:00:00.000Z",
+    "metadata": {},
+    "age_days": 29.0,
+    "relevance": 0.91,
+    "decay": 0.93,
+    "evergreen": False,
+    "routes": {
+        "text": {"rank": 1, "score": 7.31, "decay": 0.92, "decayed_score": 6.73, "contribution": 0.0164},
+        "vector": {"rank": None, "score": 0.8812, "decay": 0.99, "decayed_score": 0.87, "contribution": 0.0},
+    },
+}
+ANSWER = {
+    "origin": "2026-01-31T00:00:00.000Z",
+    "took_ms": 14,
+    "degraded": True,
+    "warnings": ["the scale is long against these ages"],
+    "cursor": None,
+    "routes": {
+        "text": {"status": "ok", "took_ms": 5, "total": {"value": 31, "relation": "eq"}},
+        "vector": {"status": "failed", "took_ms": None, "total": None, "reason": "the embedder is down"},
+    },
+    "hits": [
+        HIT,
+        {**HIT, "id": "old", "title": None, "creation_time": None, "age_days": None, "evergreen": True},
+    ],
+}
+
+
+def test_a_search_is_told_as_a_table_that_says_what_it_lacks() -> None:
+    with FarEnd(lambda _: Reply(body=ANSWER)) as api:
+        done = run("search", "leave?", "-c", "handbook", "--decay", "180d", "--url", api.url)
+    assert done.exit_code == cli.DEGRADED
+    assert [(seen.method, seen.path) for seen in api.requests] == [("POST", "/v1/search")]
+    assert api.requests[0].body["decay"] == {"half_life": "180d"}
+    for told in (
+        "degraded: vector failed: the embedder is down",
+        "the scale is long",
+        "leave-2026",
+        "0.0325",
+        "2026-01-02",
+        "29 d",
+        "1.  7.31 × 0.92",
+        "–  0.8812 × 0.99",
+        "undated",
+        "evergreen",
+        "text: 31 match, 5 ms; vector: failed",
+    ):
+        assert told in done.stdout, done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_a_search_as_json_is_the_apis_answer() -> None:
+    with FarEnd(lambda _: Reply(body={**ANSWER, "degraded": False})) as api:
+        done = run("search", "休假", "--json", "--url", api.url)
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == {**ANSWER, "degraded": False}
+    assert api.requests[0].body["query"] == "休假"
+
+
+def test_no_hits_are_said_to_be_none() -> None:
+    with FarEnd(lambda _: Reply(body={**ANSWER, "hits": [], "degraded": False})) as api:
+        done = run("search", "q", "--url", api.url)
+    assert done.exit_code == 0
+    assert "No hit." in done.stdout
+
+
+def test_explain_prints_the_requests_for_kibana() -> None:
+    request = {
+        "route": "text",
+        "method": "GET",
+        "path": "/halflife-c/_search",
+        "body": {"query": {"match_all": {}}},
+    }
+    with FarEnd(lambda _: Reply(body={**ANSWER, "explain": {"requests": [request]}})) as api:
+        done = run("search", "q", "--explain", "--url", api.url)
+    assert api.requests[0].body["explain"] is True
+    assert 'GET /halflife-c/_search\n{"query": {"match_all": {}}}' in done.stdout
+
+
+WHY = {
+    "id": "old",
+    "origin": "2026-01-31T00:00:00.000Z",
+    "exists": True,
+    "excluded_by": [],
+    "title": "Leave",
+    "creation_time": "2021-01-04T00:00:00.000Z",
+    "age_days": 1853.0,
+    "evergreen": False,
+    "relevance": 0.9,
+    "decay": 0.51,
+    "routes": {
+        "text": {
+            "matches": True,
+            "rank": 12,
+            "rank_relation": "gte",
+            "in_window": False,
+            "score": 9.0,
+            "decay": 0.51,
+            "decayed_score": 4.59,
+            "contribution": 0.0,
+            "rank_if_current": 2,
+            "note": None,
+        },
+        "vector": {
+            "matches": False,
+            "rank": None,
+            "rank_relation": "eq",
+            "in_window": False,
+            "score": None,
+            "decay": None,
+            "decayed_score": None,
+            "contribution": 0.0,
+            "rank_if_current": None,
+            "note": "has no vector",
+        },
+    },
+    "fused_rank": None,
+    "fused_score": 0.01,
+    "top_k": 10,
+    "page_score": 0.02,
+    "on_page": False,
+    "what_it_takes": ["rank 5 in route text"],
+    "warnings": [],
+}
+
+
+def test_why_tells_the_account_of_one_document() -> None:
+    with FarEnd(lambda _: Reply(body=WHY)) as api:
+        done = run("why", "leave?", "old", "-c", "handbook", "--url", api.url)
+    assert done.exit_code == 0
+    assert api.requests[0].path == "/v1/why"
+    assert api.requests[0].body["id"] == "old"
+    for told in (
+        "'Leave' is in no route's window",
+        "≥ 12 (outside)",
+        "no match",
+        "has no vector",
+        "→ rank 5",
+        "5.1 y",
+    ):
+        assert told in done.stdout, done.stdout
+
+
+def test_a_comparison_shows_what_moved_and_what_fell() -> None:
+    def hit(name: str) -> dict[str, Any]:
+        return {**HIT, "id": name, "title": name}
+
+    before = [hit("old"), hit("same"), hit("new")]
+    after = [hit("new"), hit("same"), hit("old")]
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - recorded, not written
+    console.print(table.comparison(before, after, shown=2, routes=["text", "vector"]))
+    console.file.close()
+    rows = [line.split() for line in console.export_text().splitlines() if "7.31" in line]
+    assert [row[:3] for row in rows] == [["3", "▲", "1"], ["2", "2", "same"], ["1", "▼", "3"]]
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_problem_of_the_api_is_told_with_its_remedy() -> None:
+    problem = {
+        "type": "urn:halflife:problem:invalid-request",
+        "title": "The request is not valid",
+        "status": 422,
+        "detail": "a rate is a number per day",
+        "field": "decay.rate",
+        "remedy": "write 0.02/h",
+        "errors": [{"field": "decay.rate", "detail": "a"}, {"field": "top_k", "detail": "too many"}],
+    }
+    with FarEnd(lambda _: Reply(422, problem)) as api:
+        done = run("search", "q", "--url", api.url)
+    assert done.exit_code == cli.FAILED
+    assert done.stderr == (
+        "error: The request is not valid: a rate is a number per day (field `decay.rate`)\n"
+        "  also top_k: too many\nremedy: write 0.02/h\n"
+    )
+
+
+def test_nobody_there_ends_with_3_and_the_remedy() -> None:
+    with FarEnd() as gone:
+        url = gone.url
+    done = run("search", "q", "--url", url)
+    assert done.exit_code == cli.UNREACHABLE
+    assert "does not answer" in done.stderr
+    assert "remedy: start it with `halflife up`" in done.stderr
+
+
+def test_an_answer_that_is_not_ours_is_told_as_such() -> None:
+    with FarEnd(lambda _: Reply(body=b"<html>")) as api:
+        assert "not Halflife's" in run("search", "q", "--url", api.url).stderr
+        api.answer = lambda _: Reply(502, b"<html>")
+        assert "HTTP 502" in run("search", "q", "--url", api.url).stderr
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://[::1", "http://x:port"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    done = run("search", "q", "--url", url)
+    assert done.exit_code in {cli.FAILED, cli.UNREACHABLE}
+    assert "error: " in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_settings_that_do_not_fit_are_told_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFLIFE_PORT", "many")
+    monkeypatch.setenv("HALFLIFE_CHUNK_TOKENS", "1")
+    done = run("serve", "--port", "0")
+    assert done.exit_code == cli.FAILED
+    assert "HALFLIFE_PORT" in done.stderr
+    assert "HALFLIFE_CHUNK_TOKENS" in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_loading_tells_each_failure_and_ends_with_1(tmp_path: Path) -> None:
+    def answer(seen: Any) -> Reply:
+        refused = {
+            "type": "invalid-request",
+            "detail": "`text` and `title` are blank",
+            "remedy": "leave it out",
+        }
+        items = [
+            {"id": document["id"], "status": "invalid", "error": refused}
+            if document["id"] == "blank"
+            else {"id": document["id"], "status": "created", "chunks": 2}
+            for document in seen.body["documents"]
+        ]
+        return Reply(body={"items": items, "failed": 1})
+
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"id": "a", "text": "x"}\noops\n{"id": "blank", "text": " "}\n', encoding="utf-8")
+    report = tmp_path / "failures.jsonl"
+    with FarEnd(answer) as api:
+        done = run("load", str(path), "-c", "c", "--failures", str(report), "--url", api.url)
+        as_json = run("load", str(path), "-c", "c", "--json", "--url", api.url)
+    assert done.exit_code == as_json.exit_code == cli.FAILED
+    assert f"✗ {path}:2: not JSON" in done.stderr
+    assert f"✗ {path}:3 (blank): `text` and `title` are blank\n    leave it out" in done.stderr
+    assert done.stdout.startswith("1 documents in collection 'c': 1 new, 0 updated, 0 unchanged, 2 failed; ")
+    assert [json.loads(line)["id"] for line in report.read_text("utf-8").splitlines()] == [None, "blank"]
+    told = json.loads(as_json.stdout)
+    assert (told["created"], told["failed"], told["chunks"], len(told["failures"])) == (1, 2, 2, 2)
+    assert as_json.stderr == ""
+
+
+def test_a_path_that_is_not_there_is_told() -> None:
+    done = run("load", "/no/such/place")
+    assert (done.exit_code, done.stderr) == (
+        cli.FAILED,
+        "error: There is no file or folder /no/such/place.\n",
+    )
+
+
+# ---- where the API is -----------------------------------------------------------------------------------------------
+
+
+def test_the_address_given_wins_over_the_environment_and_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_url(None, tmp_path) == "http://127.0.0.1:8080"
+    monkeypatch.setenv(client.URL_VARIABLE, "http://elsewhere:1/")
+    assert find_url(None, tmp_path) == "http://elsewhere:1"
+    assert find_url("here:2", tmp_path) == "http://here:2"
+
+
+def test_nothing_running_is_said_and_ends_with_3(tmp_path: Path) -> None:
+    done = run("status", "--data", str(tmp_path), "--json")
+    assert done.exit_code == cli.UNREACHABLE
+    assert json.loads(done.stdout) == {
+        "api": None,
+        "elasticsearch": None,
+        "embedder": None,
+        "nodes": 0,
+        "status": "stopped",
+        "parts": {},
+    }
+    assert "halflife up" in run("status", "--data", str(tmp_path)).stdout
+    assert run("down", "--data", str(tmp_path)).exit_code == 0
+
+
+def test_a_collection_that_is_not_there_counts_as_none() -> None:
+    with (
+        FarEnd(lambda _: Reply(404, {"title": "Not found", "detail": "no"})) as api,
+        Client(api.url) as asking,
+    ):
+        assert asking.count("c") is None
+        api.answer = lambda _: Reply(500, {"title": "Internal error"})
+        with pytest.raises(ApiProblem):
+            asking.count("c")
+
+
+# ---- the doctor's arithmetic ----------------------------------------------------------------------------------------
+
+SKEWS = {
+    "read between the two looks": (1_500, 1_000, 2_000, 0),
+    "as old as a node's figure may be": (200, 1_000, 2_000, 0),
+    "behind": (-3_000, 1_000, 2_000, -3_000),
+    "ahead": (7_000, 1_000, 2_000, 5_000),
+}
+
+
+@pytest.mark.parametrize("clock, before, after, skew", SKEWS.values(), ids=SKEWS.keys())
+def test_a_clock_is_off_by_what_it_is_off_at_the_least(
+    clock: int, before: int, after: int, skew: int
+) -> None:
+    assert doctor.skew_ms(clock, before, after) == skew
+
+
+def test_want_of_rights_is_told_from_other_refusals() -> None:
+    assert doctor.forbidden(ClusterRejected("asking: security_exception: action [x] is unauthorized"))
+    assert not doctor.forbidden(ClusterRejected("asking: unable to authenticate user (HTTP 401)"))
+    assert not doctor.forbidden(ClusterRejected("asking: parsing_exception: unknown key"))
+
+
+def test_the_doctor_says_what_does_not_answer_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FarEnd() as gone:
+        url = gone.url
+    monkeypatch.setenv("HALFLIFE_ELASTICSEARCH_URL", url)
+    monkeypatch.setenv("HALFLIFE_EMBEDDING_BASE_URL", f"{url}/v1")
+    done = run("doctor", "--data", str(tmp_path), "--json")
+    assert done.exit_code == cli.FAILED
+    checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["cluster"]["verdict"] == checks["embedder"]["verdict"] == "failed"
+    assert checks["cluster"]["remedy"]
+    assert checks["embedder"]["remedy"]

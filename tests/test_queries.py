@@ -1,0 +1,371 @@
+"""Bodies, whole: each builder's dict with ==, and beside them the real node, which takes them and answers as told."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app import queries
+from app.elastic import Cluster
+from app.models import Collection
+from app.times import DAY_MS, parse_instant, to_ms
+from tests.searching import NOW_MS, drop_collection, make_collection
+
+AT = "2025-01-31T00:00:00.000Z"
+VECTOR = [1.0, 0.0, 0.0]
+MEASURES = ["cosine", "dot_product", "l2_norm", "max_inner_product"]
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, words, cut",
+    [
+        ("how long may I carry over leave?", "how long may I carry over leave?", False),
+        ("  a\tb\n\nc  ", "a b c", False),
+        ("leave leave Leave", "leave Leave", False),
+        ("same " * 20_000, "same", False),
+        (" ".join(f"w{at}" for at in range(1000)), " ".join(f"w{at}" for at in range(512)), True),
+        ("语" * 600, "语" * 512, True),
+        ("a " + "语" * 600, "a " + "语" * 511, True),
+        ("x" * 10_000, "x" * 10_000, False),
+        ("!!! ???", "!!! ???", False),
+        ("/" * 600, "/" * 512, True),
+        ("a/b/" * 300, ("a/b/" * 300)[:512], True),
+        ("", "", False),
+        ("AC/DC", "AC/DC", False),
+        ("ｱｲｳ" * 400, ("ｱｲｳ" * 400)[:512], True),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_words_that_bm25_reads(text: str, words: str, cut: bool) -> None:
+    assert queries.lexical_words(text) == (words, cut)
+
+
+@given(st.text(max_size=3000))
+def test_words_never_grow_and_never_repeat(text: str) -> None:
+    words, cut = queries.lexical_words(text)
+    kept = words.split()
+    assert len(words) <= len(text)
+    assert len(kept) == len(set(kept)) <= queries.MAX_LEXICAL_TERMS
+    assert cut or set(kept) == set(text.split())
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+
+TEXT_QUERY: dict[str, Any] = {
+    "bool": {
+        "should": [
+            {"match": {"text": {"query": "carry over"}}},
+            {"match": {"text.english": {"query": "carry over", "boost": 0.6}}},
+            {"match": {"title": {"query": "carry over", "boost": 2.0}}},
+            {"match": {"title.english": {"query": "carry over", "boost": 1.2}}},
+            {"match": {"text.thai": {"query": "carry over"}}},
+        ],
+        "minimum_should_match": 1,
+    }
+}
+
+
+def test_text_query() -> None:
+    assert queries.text_query("carry over") == TEXT_QUERY
+
+
+def test_chunk_text_query() -> None:
+    chunk: dict[str, Any] = {
+        "path": "chunks",
+        "query": {
+            "bool": {
+                "should": [
+                    {"match": {"chunks.text": {"query": "carry over"}}},
+                    {"match": {"chunks.text.english": {"query": "carry over", "boost": 0.6}}},
+                    {"match": {"chunks.text.thai": {"query": "carry over"}}},
+                ]
+            }
+        },
+        "score_mode": "max",
+    }
+    titles = [
+        {"match": {"title": {"query": "carry over", "boost": 2.0}}},
+        {"match": {"title.english": {"query": "carry over", "boost": 1.2}}},
+    ]
+    assert queries.chunk_text_query("carry over", inner_hits=None) == {
+        "bool": {"must": [{"nested": chunk}], "should": titles}
+    }
+    assert queries.chunk_text_query("carry over", inner_hits={"size": 5}) == {
+        "bool": {"must": [{"nested": {**chunk, "inner_hits": {"size": 5}}}], "should": titles}
+    }
+
+
+def test_vector_query() -> None:
+    assert queries.vector_query(VECTOR, k=10, num_candidates=5, filters=[]) == {
+        "nested": {
+            "path": "chunks",
+            "query": {
+                "knn": {"field": "chunks.embedding", "query_vector": VECTOR, "k": 10, "num_candidates": 10}
+            },
+            "score_mode": "max",
+        }
+    }
+    lang = {"term": {"lang": "en"}}
+    assert queries.vector_query(
+        VECTOR, k=10, num_candidates=50, filters=[lang], similarity=0.0, inner_hits={"_source": False}
+    ) == {
+        "nested": {
+            "path": "chunks",
+            "query": {
+                "knn": {
+                    "field": "chunks.embedding",
+                    "query_vector": VECTOR,
+                    "k": 10,
+                    "num_candidates": 50,
+                    "filter": [lang],
+                    "similarity": 0.0,
+                }
+            },
+            "score_mode": "max",
+            "inner_hits": {"_source": False},
+        }
+    }
+
+
+def test_a_named_query_keeps_its_own_score() -> None:
+    assert queries.named({"match_all": {}}, "base") == {"bool": {"must": [{"match_all": {}}], "_name": "base"}}
+
+
+def test_standing_filters() -> None:
+    assert queries.created_by(NOW_MS) == {"bool": {"must_not": [{"range": {"creation_time": {"gt": AT}}}]}}
+    assert queries.not_expired(NOW_MS) == {"bool": {"must_not": [{"range": {"expires_at": {"lte": AT}}}]}}
+    assert queries.true_at(NOW_MS) == {
+        "bool": {"must_not": [{"range": {"start_date": {"gt": AT}}}, {"range": {"end_date": {"lte": AT}}}]}
+    }
+
+
+def test_the_window_of_a_fresh_route() -> None:
+    assert queries.within("updated_at", origin_ms=NOW_MS, window_ms=30 * DAY_MS) == {
+        "range": {"updated_at": {"gte": "2025-01-01T00:00:00.000Z"}}
+    }
+    assert queries.within("updated_at", origin_ms=NOW_MS, window_ms=10**17) == {
+        "range": {"updated_at": {"gte": "0001-01-01T00:00:00.000Z"}}
+    }
+
+
+def test_what_ties_put_first() -> None:
+    smaller = {"range": {"document_id": {"lt": "b"}}}
+    dated = {"exists": {"field": "creation_time"}}
+    assert queries.before(NOW_MS, "b") == {
+        "bool": {
+            "should": [
+                {"range": {"creation_time": {"gt": AT}}},
+                {"bool": {"filter": [{"range": {"creation_time": {"gte": AT, "lte": AT}}}, smaller]}},
+            ]
+        }
+    }
+    assert queries.before(None, "b") == {
+        "bool": {"should": [dated, {"bool": {"must_not": [dated], "filter": [smaller]}}]}
+    }
+
+
+def test_the_factor_is_told_beside_the_score() -> None:
+    functions = [{"filter": {"match_all": {}}, "weight": 0.5}]
+    assert queries.with_factor({"match_all": {}}, functions) == {
+        "bool": {
+            "must": [{"match_all": {}}],
+            "should": [
+                {
+                    "bool": {
+                        "should": [
+                            {
+                                "function_score": {
+                                    "query": {"match_all": {}},
+                                    "functions": functions,
+                                    "score_mode": "sum",
+                                    "boost_mode": "replace",
+                                    "_name": "factor",
+                                }
+                            }
+                        ],
+                        "boost": 0,
+                    }
+                }
+            ],
+        }
+    }
+
+
+def test_highlight() -> None:
+    assert queries.highlight("carry over") == {
+        "type": "unified",
+        "pre_tags": ["<em>"],
+        "post_tags": ["</em>"],
+        "order": "score",
+        "require_field_match": True,
+        "highlight_query": TEXT_QUERY,
+        "fields": {
+            "title": {"number_of_fragments": 0, "matched_fields": ["title", "title.english"]},
+            "text": {"number_of_fragments": 3, "fragment_size": 160, "matched_fields": ["text", "text.english"]},
+        },
+    }
+
+
+# --- measures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "measure, cosine, score",
+    [
+        ("cosine", 1, 1), ("cosine", 0, 0.5), ("cosine", -1, 0), ("cosine", 0.75, 0.875),
+        ("dot_product", 1, 1), ("dot_product", 0, 0.5), ("dot_product", -1, 0),
+        ("l2_norm", 1, 1), ("l2_norm", 0, 1 / 3), ("l2_norm", -1, 1 / 5), ("l2_norm", 0.5, 1 / 2),
+        ("max_inner_product", 1, 2), ("max_inner_product", 0, 1), ("max_inner_product", -1, 1 / 2),
+        ("max_inner_product", 0.5, 1.5), ("max_inner_product", -0.5, 1 / 1.5),
+    ],
+)  # fmt: skip
+def test_the_cosine_behind_a_score(measure: str, cosine: float, score: float) -> None:
+    assert queries.cosine_of(score, measure) == pytest.approx(cosine, abs=1e-12)
+
+
+def test_a_score_of_nothing_is_the_opposite() -> None:
+    assert queries.cosine_of(0.0, "l2_norm") == -1
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_the_threshold_rises_with_the_cosine_whatever_the_measure(measure: str) -> None:
+    # What is compared is the measure's own number: for L2 a distance, where less is nearer.
+    thresholds = [queries.threshold(cosine / 10, measure) for cosine in range(11)]
+    nearer = thresholds[::-1] if measure == "l2_norm" else thresholds
+    assert nearer == sorted(nearer)
+    assert len(set(thresholds)) == 11
+
+
+def test_the_threshold_takes_in_what_equals_it_up_to_the_stored_precision() -> None:
+    assert queries.threshold(0.75, "cosine") == pytest.approx(0.75, abs=2e-6)
+    assert queries.threshold(0.75, "cosine") < 0.75
+    assert queries.threshold(0.75, "l2_norm") == pytest.approx(math.sqrt(0.5), abs=2e-6)
+    assert queries.threshold(0.75, "l2_norm") > math.sqrt(0.5)
+    assert queries.threshold(1, "l2_norm") == pytest.approx(0.0, abs=2e-3)
+
+
+# --- the node takes them ---------------------------------------------------------------------------------------------
+
+DOCUMENTS = [
+    {"id": "a", "title": "Leave", "text": "How leave is carried over", "embedding": [1, 0, 0], "creation_time": "2025-01-30"},
+    {"id": "b", "title": "Carry", "text": "nothing here", "embedding": [1, 1, 0], "creation_time": "2025-01-30"},
+    {"id": "c", "text": "carry over", "embedding": [0, 1, 0], "creation_time": "2024-01-01", "updated_at": "2025-01-20"},
+    {"id": "d", "text": "年假可以结转到下一年", "embedding": [-1, 0, 0], "creation_time": "2026-01-01"},
+    {"id": "e", "text": "expired carry", "embedding": [1, 0, 1], "expires_at": "2025-01-31"},
+    {"id": "f", "text": "not yet carry", "embedding": [1, 0, 2], "start_date": "2025-01-31T00:00:00.001Z"},
+    {"id": "g", "text": "no more carry", "embedding": [1, 0, 3], "end_date": "2025-01-31"},
+    {"id": "h", "text": "just now carry", "embedding": [1, 0, 4], "start_date": "2025-01-31", "end_date": "2025-02-01"},
+    {"id": "i", "chunks": [("first carry", [0, 0, 1]), ("second thing", [0, 1, 1]), ("third", [1, 3, 0])]},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(node_url: str) -> Iterator[Collection]:
+    async def run(collection: Collection | None) -> Collection:
+        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
+        try:
+            if collection is None:
+                return await make_collection(cluster, DOCUMENTS, dims=3)
+            await drop_collection(cluster, collection)
+            return collection
+        finally:
+            await cluster.close()
+
+    collection = asyncio.run(run(None))
+    yield collection
+    asyncio.run(run(collection))
+
+
+async def found(cluster: Cluster, collection: Collection, query: dict[str, Any], **body: Any) -> dict[str, Any]:
+    """Return id -> hit, in the cluster's order."""
+    answer = await cluster.search(
+        f"halflife-{collection.name}", {"size": 20, "query": query, "_source": False, **body}, timeout_s=60
+    )
+    assert answer["_shards"]["failed"] == 0
+    return {hit["_id"]: hit for hit in answer["hits"]["hits"]}
+
+
+@pytest.mark.node
+async def test_node_words(cluster: Cluster, corpus: Collection) -> None:
+    hits = await found(cluster, corpus, queries.named(queries.text_query("carry over"), "base"))
+    assert set(hits) == {"a", "b", "c", "e", "f", "g", "h", "i"}, "'carried' by its stem, 'Carry' by title"
+    assert all(hit["matched_queries"]["base"] == hit["_score"] for hit in hits.values())
+    assert set(await found(cluster, corpus, queries.text_query("结转"))) == {"d"}
+    assert set(await found(cluster, corpus, queries.text_query("!!! ???"))) == set()
+    chunks = await found(cluster, corpus, queries.chunk_text_query("carry", inner_hits={"_source": False}))
+    assert "i" in chunks
+    inner = chunks["i"]["inner_hits"]["chunks"]["hits"]["hits"]
+    assert [chunk["_nested"]["offset"] for chunk in inner] == [0]
+    # Chunks are searched, titles only lift: 'b' says it in its title alone.
+    assert "b" not in chunks
+
+
+@pytest.mark.node
+async def test_node_vectors(cluster: Cluster, corpus: Collection) -> None:
+    hits = await found(cluster, corpus, queries.vector_query(VECTOR, k=20, num_candidates=20, filters=[]))
+    assert len(hits) == 9
+    assert [hits["a"]["_score"], hits["b"]["_score"], hits["d"]["_score"]] == pytest.approx(
+        [1, (1 + math.sqrt(0.5)) / 2, 0], abs=1e-6
+    )
+    # The best chunk counts.
+    assert hits["i"]["_score"] == pytest.approx((1 + 1 / math.sqrt(10)) / 2, abs=1e-6)
+    two = await found(cluster, corpus, queries.vector_query(VECTOR, k=2, num_candidates=2, filters=[]))
+    assert (len(two), next(iter(two))) == (2, "a")
+    filtered = queries.vector_query(
+        VECTOR, k=2, num_candidates=2, filters=[{"ids": {"values": ["d", "g", "c"]}}], inner_hits={"_source": False}
+    )
+    hits = await found(cluster, corpus, filtered)
+    assert list(hits) == ["g", "c"], "a pre-filter: two of the three, not what is left of the two nearest"
+    assert hits["g"]["inner_hits"]["chunks"]["hits"]["total"]["value"] == 1
+
+
+@pytest.mark.node
+async def test_node_filters(cluster: Cluster, corpus: Collection) -> None:
+    everything = set("abcdefghi")
+
+    async def kept(clause: dict[str, Any]) -> set[str]:
+        return set(await found(cluster, corpus, {"bool": {"filter": [clause]}}))
+
+    assert await kept(queries.created_by(NOW_MS)) == everything - {"d"}
+    assert await kept(queries.not_expired(NOW_MS)) == everything - {"e"}
+    assert await kept(queries.true_at(NOW_MS)) == everything - {"f", "g"}
+    assert await kept(queries.within("creation_time", origin_ms=NOW_MS, window_ms=DAY_MS)) == {"a", "b", "d"}
+    assert await kept(queries.within("updated_at", origin_ms=NOW_MS, window_ms=30 * DAY_MS)) == {"c"}
+    january30 = to_ms(parse_instant("2025-01-30"))
+    assert await kept(queries.before(january30, "b")) == {"a", "d"}
+    assert await kept(queries.before(january30, "a")) == {"d"}
+    assert await kept(queries.before(None, "g")) == {"a", "b", "c", "d", "e", "f"}
+
+
+@pytest.mark.node
+async def test_node_factor(cluster: Cluster, corpus: Collection) -> None:
+    functions = [{"filter": {"term": {"document_id": "a"}}, "weight": 0.25}]
+    plain = queries.text_query("carry")
+    hits = await found(cluster, corpus, queries.with_factor(plain, functions))
+    before = await found(cluster, corpus, plain)
+    assert {i: hit["_score"] for i, hit in hits.items()} == {i: hit["_score"] for i, hit in before.items()}
+    assert hits["a"]["matched_queries"]["factor"] == 0.25
+
+
+@pytest.mark.node
+@pytest.mark.parametrize("measure", MEASURES)
+async def test_node_cosine_of_every_measure(cluster: Cluster, measure: Any) -> None:
+    rng = np.random.default_rng(5)
+    vectors = {f"v{at:02d}": [float(x) for x in rng.normal(size=8)] for at in range(30)}
+    given_ = [{"id": name, "text": name, "embedding": vector} for name, vector in vectors.items()]
+    collection = await make_collection(cluster, given_, dims=8, similarity=measure)
+    query = np.asarray(vectors["v00"]) / np.linalg.norm(vectors["v00"])
+    body = queries.vector_query(query.tolist(), k=30, num_candidates=30, filters=[])
+    hits = await found(cluster, collection, body, size=30)
+    cosines = {name: float(query @ (np.asarray(v) / np.linalg.norm(v))) for name, v in vectors.items()}
+    for name, hit in hits.items():
+        assert queries.cosine_of(hit["_score"], measure) == pytest.approx(cosines[name], abs=2e-6)
+    assert list(hits) == sorted(cosines, key=lambda name: -cosines[name])
+    await drop_collection(cluster, collection)
