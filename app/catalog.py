@@ -52,10 +52,12 @@ class WriteTarget:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A collection and where it is written to: one target, or two while a reindex runs or can be rolled back."""
+    """A collection and where it is written to: nowhere for the moment of a reindex' fence, then `fence` says so."""
 
     collection: Collection
     targets: tuple[WriteTarget, ...]
+    fence: WriteTarget | None = None
+    """A generation with a `b` and no `a`: writers wait, see `moves`."""
 
 
 # --- templates -----------------------------------------------------------------------------------------------------
@@ -164,6 +166,7 @@ def index_body(
         "similarity": options.similarity,
         "model": model,
         "declared": dict(sorted(options.declared.items())),
+        **_ranking(options),
     }
     mappings: Json = {
         "_meta": {"halflife": meta},
@@ -180,6 +183,17 @@ def index_body(
     if settings:
         body["settings"] = {"index": settings}
     return body
+
+
+def _ranking(options: CollectionOptions) -> Json:
+    """Return what of the options can change in place: how searches rank."""
+    return {
+        "profiles": {
+            name: profile.model_dump(mode="json", exclude_none=True)
+            for name, profile in sorted(options.profiles.items())
+        },
+        "default_profile": options.default_profile,
+    }
 
 
 def first_aliases(name: str) -> dict[str, Json]:
@@ -215,7 +229,19 @@ async def create(
             raise
         found = await _create_once(cluster, name, index, body)
     _check_same(found.collection, options, dims=dims)
+    if {"profiles", "default_profile"} & options.model_fields_set:
+        return await _rank_as(cluster, found.collection, options)
     return found.collection
+
+
+async def _rank_as(cluster: Cluster, collection: Collection, options: CollectionOptions) -> Collection:
+    """Store the options' ranking profiles in the collection's `_meta`, where they differ."""
+    mapping = (await cluster.get_mapping(collection.index))[collection.index]
+    meta = {**mapping["_meta"]["halflife"], **_ranking(options)}
+    if meta != mapping["_meta"]["halflife"]:
+        await cluster.put_mapping(collection.index, {"_meta": {**mapping["_meta"], "halflife": meta}})
+        mapping["_meta"]["halflife"] = meta
+    return read_collection(collection.name, collection.index, mapping)
 
 
 async def _create_once(cluster: Cluster, name: str, index: str, body: Json) -> Known:
@@ -264,7 +290,11 @@ async def get(cluster: Cluster, name: str) -> Known:
             remedy=f"add it again with POST /_aliases and {json.dumps({'filter': TOMBSTONES_HIDDEN})}",
         )
     mapping = (await cluster.get_mapping(index))[index]
-    return Known(read_collection(name, index, mapping), _targets(name, aliases))
+    targets = _targets(name, aliases)
+    collection = read_collection(name, index, mapping)
+    if targets[0].slot == "b":
+        return Known(collection, (), fence=targets[0])
+    return Known(collection, targets)
 
 
 def _targets(name: str, aliases: Mapping[str, Mapping[str, Json]]) -> tuple[WriteTarget, ...]:
@@ -329,6 +359,8 @@ def read_collection(name: str, index: str, mapping: Mapping[str, Any]) -> Collec
         declared=meta.get("declared", {}),
         model=meta.get("model"),
         template_version=meta["template_version"],
+        profiles=meta.get("profiles", {}),
+        default_profile=meta.get("default_profile"),
     )
 
 

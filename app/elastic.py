@@ -322,13 +322,24 @@ class Cluster:
         return int(answer["count"])
 
     async def open_pit(
-        self, index: str, *, keep_alive_s: float, timeout_s: float, allow_partial: bool = True
+        self,
+        index: str,
+        *,
+        keep_alive_s: float,
+        timeout_s: float,
+        allow_partial: bool = True,
+        shard: int | None = None,
     ) -> str:
-        """Open a point in time and return its id; `allow_partial`: also while some shards are missing."""
+        """Open a point in time and return its id; `allow_partial`: also while some shards are missing.
+
+        `shard`: of that shard alone.
+        """
         params = {
             "keep_alive": f"{max(1, round(keep_alive_s * 1000))}ms",
             "allow_partial_search_results": _bool(allow_partial),
         }
+        if shard is not None:
+            params["preference"] = f"_shards:{shard}"
         answer = await self._read(
             "POST", _path(index, "_pit"), params=params, doing="opening a point in time", timeout_s=timeout_s
         )
@@ -435,6 +446,23 @@ class Cluster:
         assert outcome.seq_no is not None
         assert outcome.primary_term is not None
         return outcome.seq_no, outcome.primary_term
+
+    async def erase(
+        self, index: str, documents: Sequence[tuple[str, int, int]], *, timeout_s: float | None = None
+    ) -> list[BulkOutcome]:
+        """Really delete documents (id, seq_no, primary_term), each only if it still is at that place; outcomes in order.
+
+        `index` is a concrete index that exists: a delete of Elasticsearch has no `require_alias`. For purging
+        tombstones only; what callers delete becomes a tombstone.
+        """
+        if not documents:
+            return []
+        lines = [
+            encode({"delete": {"_index": index, "_id": id_, "if_seq_no": seq_no, "if_primary_term": term}})
+            for id_, seq_no, term in documents
+        ]
+        timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
+        return await self._bulk(lines, len(documents), refresh="false", timeout_s=timeout_s)
 
     async def _bulk(
         self, lines: Sequence[bytes], count: int, *, refresh: str, timeout_s: float
@@ -545,8 +573,15 @@ class Cluster:
         )
 
     async def add_write_block(self, index: str) -> None:
-        """Block writes; when this returns, no write that was under way can still be applied."""
-        answer = await self._call("PUT", _path(index, "_block", "write"), doing=f"blocking writes to {index}")
+        """Block writes; when this returns, no write that was under way can still be applied.
+
+        An index that is blocked already is opened for a moment: the cluster confirms a new block only.
+        """
+        path, doing = _path(index, "_block", "write"), f"blocking writes to {index}"
+        answer = await self._call("PUT", path, doing=doing)
+        if answer.get("acknowledged") and not answer.get("indices"):
+            await self.clear_write_block(index)
+            answer = await self._call("PUT", path, doing=doing)
         if not (answer.get("acknowledged") and answer.get("shards_acknowledged")):
             raise ClusterUnavailable(
                 f"blocking writes to {index}: not every shard confirmed in time",
@@ -575,6 +610,37 @@ class Cluster:
             _path(index, "_stats", _Several("docs,store,segments")),
             doing=f"asking for the figures of {index}",
         )
+
+    async def checkpoints(self, index: str) -> dict[int, int]:
+        """Return each shard's global checkpoint: every operation up to this sequence number is on all its copies.
+
+        What is written from now on gets a higher number, also after a failover. Raises ClusterUnavailable while a
+        shard has no primary.
+        """
+        answer = await self._read(
+            "GET",
+            _path(index, "_stats"),
+            params={
+                "level": "shards",
+                "filter_path": "_shards,indices.*.shards.*.seq_no,indices.*.shards.*.routing.primary",
+            },
+            doing=f"asking how far the shards of {index} are",
+        )
+        [entry] = answer.get("indices", {}).values() or [{}]
+        found: dict[int, int] = {}
+        for number, copies in entry.get("shards", {}).items():
+            known = [copy["seq_no"]["global_checkpoint"] for copy in copies if "seq_no" in copy]
+            if known and any(copy["routing"]["primary"] for copy in copies):
+                # A replica hears of it later, so the lowest is the surest.
+                found[int(number)] = min(known)
+        settings = await self.get_settings(index)
+        [shards] = [int(values["index.number_of_shards"]) for values in settings.values()]
+        if set(found) != set(range(shards)):
+            raise ClusterUnavailable(
+                f"asking how far the shards of {index} are: {len(found)} of {shards} answered",
+                retry_after_s=1,
+            )
+        return found
 
     # --- templates
 
@@ -820,7 +886,7 @@ def translate(cause: Exception, doing: str) -> HalflifeError:
         case elastic_transport.TlsError():
             return ClusterUnavailable(
                 f"{doing}: the encrypted connection failed: {_brief(cause)}",
-                remedy="set HALFLIFE_ELASTICSEARCH_CA_CERTS to the cluster's CA, and check the host name in its certificate",
+                remedy="set HALFLIFE_ELASTICSEARCH_CA to the cluster's CA, and check the host name in its certificate",
             )
         case elastic_transport.ConnectionError() | elastic_transport.SniffingError():
             return ClusterUnavailable(

@@ -47,8 +47,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        cluster = _cluster(settings)
-        embedder = _embedder(settings)
+        cluster = open_cluster(settings)
+        embedder = open_embedder(settings)
         reranker = _reranker(settings)
         touches: indexing.TouchQueue | None = None
         try:
@@ -95,7 +95,8 @@ def _plain(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 
-def _cluster(settings: Settings) -> Cluster:
+def open_cluster(settings: Settings) -> Cluster:
+    """Return a connection to the configured cluster; nothing is sent yet."""
     return Cluster.connect(
         urls=settings.elasticsearch_urls,
         api_key=_plain(settings.elasticsearch_api_key),
@@ -108,7 +109,8 @@ def _cluster(settings: Settings) -> Cluster:
     )
 
 
-def _embedder(settings: Settings) -> Embedder:
+def open_embedder(settings: Settings) -> Embedder:
+    """Return the configured embedder; nothing is sent yet."""
     return Embedder.connect(
         base_url=settings.embedding_base_url,
         api_key=_plain(settings.embedding_api_key),

@@ -350,6 +350,17 @@ class Mmr(Value):
     candidates: Annotated[int, Field(ge=1, le=1000)] = Field(50, description="Fused hits it chooses from.")
 
 
+class Profile(Value):
+    """A named way of ranking, stored with a collection: what a request leaves out is taken from it."""
+
+    decay: DecayOrOff | None = None
+    routes: Annotated[list[Route], Field(min_length=1, max_length=MAX_ROUTES)] | None = None
+    fusion: Fusion | None = None
+
+
+ProfileName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_-]*$")]
+
+
 def _vector(value: list[float]) -> list[float]:
     if not value or len(value) > 4096:
         raise invalid("a vector has 1 to 4096 numbers")
@@ -396,8 +407,11 @@ class Search(Query):
     decay: DecayOrOff | None = Field(
         None, description="How age lowers scores; left out: the collection's ranking profile, else no decay."
     )
+    profile: ProfileName | None = Field(
+        None, description="A ranking profile of the collection; its default one if left out."
+    )
     routes: Annotated[list[Route], Field(min_length=1, max_length=MAX_ROUTES)] | None = Field(
-        None, description="The recall queries; `text` and `vector` if left out."
+        None, description="The recall queries; the profile's, else `text` and `vector` if left out."
     )
     fusion: Fusion | None = None
     min_relevance: Fraction | None = Field(None, description="Least cosine of a hit, applied in the cluster.")
@@ -758,7 +772,14 @@ class CollectionOptions(Value):
     )
     shards: Annotated[int, Field(ge=1, le=64)] = 1
     replicas: Annotated[int, Field(ge=0, le=5)] | None = Field(
-        None, description="Elasticsearch's own default if left out."
+        None, description="Copies of each shard; one where the cluster has two nodes or more if left out."
+    )
+    profiles: Annotated[dict[ProfileName, Profile], Field(max_length=100)] = Field(
+        default_factory=dict,
+        description="Ranking profiles that searches may name; can be changed at any time.",
+    )
+    default_profile: ProfileName | None = Field(
+        None, description="The profile of searches that name none; none: no decay, both routes, RRF."
     )
 
     @model_validator(mode="after")
@@ -766,6 +787,8 @@ class CollectionOptions(Value):
         for name in self.declared:
             if name in fields.RESERVED:
                 raise invalid(f"`declared.{name}`: that name is a field of every document already")
+        if self.default_profile is not None and self.default_profile not in self.profiles:
+            raise invalid(f"`default_profile` '{self.default_profile}' is not among `profiles`")
         return self
 
 
@@ -779,6 +802,8 @@ class Collection(Value):
     declared: dict[str, DeclaredType]
     model: str | None = None
     template_version: int
+    profiles: dict[str, Profile] = Field(default_factory=dict)
+    default_profile: str | None = None
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------

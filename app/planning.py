@@ -16,6 +16,7 @@ from app.models import (
     Decay,
     DecayStrength,
     Fusion,
+    Profile,
     ResolvedDecay,
     Route,
     RouteKind,
@@ -66,9 +67,17 @@ class Plan:
     warnings: tuple[str, ...]
 
     @property
-    def tail(self) -> int | None:
-        """The size of the further lists that fill a page longer than the window, if it is."""
-        return self.search.top_k if self.search.top_k > self.window else None
+    def tails(self) -> tuple[int, ...]:
+        """The sizes of the further lists that fill a page longer than the window: doubled until they hold it.
+
+        A page of 150 and one of 300 share those of 200, so that the shorter is the beginning of the longer.
+        """
+        sizes: list[int] = []
+        size = self.window
+        while size < self.search.top_k:
+            size = min(2 * size, queries.MAX_CANDIDATES)
+            sizes.append(size)
+        return tuple(sizes)
 
     def texts_to_embed(self) -> list[str]:
         """Return the distinct texts whose vectors the bodies need, in a stable order."""
@@ -114,14 +123,14 @@ def make_plan(
     collection: Collection,
     now_ms: int,
     forced: Sequence[dict[str, Any]] = (),
-    default_decay: Decay | None = None,
 ) -> Plan:
     """Return the plan of one search; `forced` clauses hold for every route and every later stage.
 
     Raises InvalidRequest for filters outside the grammar and vectors of other dims.
     """
     origin_ms = now_ms if search.as_of is None else to_ms(search.as_of)
-    chosen = default_decay if search.decay is None else search.decay
+    profile = _profile(search, collection)
+    chosen = profile.decay if search.decay is None else search.decay
     base = None if chosen is None or chosen == "off" else chosen
     if search.query_vector is not None and len(search.query_vector) != collection.dims:
         raise InvalidRequest(
@@ -129,7 +138,7 @@ def make_plan(
             field="query_vector",
             remedy="embed the query with the collection's model, or leave `query_vector` out",
         )
-    fusion = search.fusion or Fusion()
+    fusion = search.fusion or profile.fusion or Fusion()
     if fusion.method == "additive" and base is None:
         raise InvalidRequest(
             "additive scores add recency, but the request has no decay",
@@ -142,7 +151,7 @@ def make_plan(
     warnings: list[str] = []
     default = Decay(half_life="30d") if base is None else base  # type: ignore[arg-type]
     routes = []
-    for position, route in enumerate(_named_routes(search.routes or DEFAULT_ROUTES)):
+    for position, route in enumerate(_named_routes(search.routes or profile.routes or DEFAULT_ROUTES)):
         text = route.query or search.query
         words, cut = queries.lexical_words(text)
         if cut and not route.kind.endswith("vector"):
@@ -186,6 +195,20 @@ def make_plan(
         filters=tuple(common),
         warnings=tuple(warnings),
     )
+
+
+def _profile(search: Search, collection: Collection) -> Profile:
+    """Return the ranking profile that fills what the request leaves open."""
+    name = search.profile or collection.default_profile
+    if name is None:
+        return Profile()
+    if name not in collection.profiles:
+        raise InvalidRequest(
+            f"the collection `{collection.name}` has no profile '{name}'",
+            field="profile",
+            remedy=f"its profiles are: {', '.join(sorted(collection.profiles)) or 'none'}",
+        )
+    return collection.profiles[name]
 
 
 def _base_floor(fusion: Fusion) -> float:
@@ -331,7 +354,7 @@ def fetch_body(
     chunk_source = ["chunks.text", "chunks.start", "chunks.end"]
     inner: dict[str, Any] = {"_source": {"includes": chunk_source}, "size": 1}
     if with_embedding:
-        inner["_source"] = {"includes": [*chunk_source, fields.EMBEDDING], "exclude_vectors": False}
+        inner["_source"] = {"includes": [*chunk_source, fields.EMBEDDING]}
     words, _ = queries.lexical_words(search.query)
     inner_size = CHUNKS_PER_DOCUMENT if chunks else 1
     should: list[dict[str, Any]] = []
@@ -373,6 +396,9 @@ def fetch_body(
         "_source": {"excludes": _excluded(search)},
         "version": True,
     }
+    if with_embedding:
+        # Elasticsearch reads this for the inner hits too, and only here.
+        body["_source"]["exclude_vectors"] = False
     if search.highlight:
         body["highlight"] = queries.highlight(words)
     return body

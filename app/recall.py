@@ -31,7 +31,7 @@ class Run:
     pit: str | None
     vectors: dict[str, list[float]] = field(default_factory=dict)
     answers: dict[str, RouteAnswer] = field(default_factory=dict)
-    tails: dict[str, RouteAnswer] = field(default_factory=dict)
+    tails: dict[int, dict[str, RouteAnswer]] = field(default_factory=dict)
     statuses: dict[str, RouteStatus] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     degraded: bool = False
@@ -72,7 +72,7 @@ def in_background(work: Awaitable[None]) -> None:
 class _Ask:
     run: Run
     route: PlannedRoute
-    tail: bool
+    tail: int | None
 
 
 async def recall(
@@ -95,7 +95,7 @@ async def recall(
             _Ask(run, route, tail)
             for run in live
             for route in run.plan.routes
-            for tail in ((False, True) if run.plan.tail else (False,))
+            for tail in (None, *run.plan.tails)
         ]
         early: list[_Ask] = []
         if not embedding.done():
@@ -194,8 +194,7 @@ async def _ask(asks: Sequence[_Ask], *, cluster: Cluster, request_id: str | None
     searches = []
     for ask in asks:
         plan = ask.run.plan
-        size = plan.tail if ask.tail and plan.tail else plan.window
-        body = route_body(plan, ask.route, ask.run.vectors, size=size)
+        body = route_body(plan, ask.route, ask.run.vectors, size=ask.tail or plan.window)
         searches.append(located(ask.run, body))
     timeout_s = longest([ask.run for ask in asks])
     try:
@@ -224,8 +223,8 @@ def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
         run.degrade(f"route '{name}' failed: {answer.detail}", answer)
         return
     read = read_route(run.plan, ask.route, answer)
-    if ask.tail:
-        run.tails[name] = read
+    if ask.tail is not None:
+        run.tails.setdefault(ask.tail, {})[name] = read
         return
     run.answers[name] = read
     if read.partial is not None:

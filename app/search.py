@@ -221,14 +221,11 @@ async def measure(
     for run in runs:
         if run.plan.fusion.method != "additive":
             continue
-        lists = [*run.answers.values(), *run.tails.values()]
+        lists = [*run.answers.values(), *(each for tail in run.tails.values() for each in tail.values())]
         ids_of[id(run)] = {c.key: c.id for answer in lists for c in answer.candidates}
         asked += [(run, part) for part in _portions(ids_of[id(run)].values())]
     answers = await _search_all(
-        [
-            (run, measure_body(run.plan, run.vectors[run.plan.search.query], ids=part))
-            for run, part in asked
-        ],
+        [(run, measure_body(run.plan, run.vectors[run.plan.search.query], ids=part)) for run, part in asked],
         doors=doors,
         caller=caller,
     )
@@ -249,9 +246,7 @@ def _measured(run: Run, hit: Mapping[str, Any]) -> tuple[float, float, float]:
     told = hit.get("matched_queries") or {}
     score = told.get(queries.RELEVANCE_NAME)
     relevance = (
-        0.0
-        if score is None
-        else min(1.0, max(0.0, queries.cosine_of(score, run.plan.collection.similarity)))
+        0.0 if score is None else min(1.0, max(0.0, queries.cosine_of(score, run.plan.collection.similarity)))
     )
     salience = hit.get("fields", {}).get(fields.SALIENCE, [0.0])[0]
     return relevance, float(salience), float(told.get(queries.FACTOR_NAME, 0.0))
@@ -281,15 +276,13 @@ async def _fetch(
 ) -> dict[int, dict[str, dict[str, Any]] | HalflifeError]:
     """Return each run's documents by key, all in one request; a document gone meanwhile is left out."""
     results: dict[int, dict[str, dict[str, Any]] | HalflifeError] = {id(run): {} for run, _ in wanted}
-    asked = [
-        (run, placed, part) for run, placed in wanted for part in _portions(item.id for item in placed)
-    ]
+    asked = [(run, placed, part) for run, placed in wanted for part in _portions(item.id for item in placed)]
     searches = []
     for run, _, part in asked:
         search = run.plan.search
         body = fetch_body(
             run.plan,
-            run.vectors.get(search.query),
+            _passage_vector(run),
             ids=part,
             with_embedding=search.include_embedding or needs_embeddings(run.plan),
             chunks=not search.collapse,
@@ -310,6 +303,15 @@ async def _fetch(
             else:
                 run.warnings.append("some hits were changed while this search ran and are left out")
     return results
+
+
+def _passage_vector(run: Run) -> list[float] | None:
+    """Return the vector that finds each document's best chunk; None where the cluster just refused it in a route."""
+    for route in run.plan.routes:
+        status = run.statuses.get(route.name)
+        if route.needs_vector and status is not None and status.status == "failed":
+            return None
+    return run.vectors.get(run.plan.search.query)
 
 
 async def _explain_missed(runs: Sequence[tuple[Run, _Outcome]], *, doors: Doors, caller: Caller) -> None:
@@ -475,20 +477,23 @@ def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, n
         if not truncated or not outcome.page:
             return None
     request = run.plan.search.model_dump(mode="json", exclude_unset=True)
-    return cursors.seal(
-        cursors.CursorPayload(
-            kind="search",
-            origin_ms=run.plan.origin_ms,
-            pit_id=run.pit,
-            window=run.plan.window,
-            offset=reached,
-            top_k=run.plan.search.top_k,
-            request=request,
-            digest=cursors.request_digest(request),
-            collection=run.plan.collection.name,
-            caller=caller.tag,
-            issued_ms=now_ms,
-            expires_ms=now_ms + int(PIT_KEEP_ALIVE_S * 1000),
-        ),
-        secrets=doors.cursor_secrets,
+    payload = cursors.CursorPayload(
+        kind="search",
+        origin_ms=run.plan.origin_ms,
+        pit_id=run.pit,
+        window=run.plan.window,
+        offset=reached,
+        top_k=run.plan.search.top_k,
+        request=request,
+        digest=cursors.request_digest(request),
+        collection=run.plan.collection.name,
+        caller=caller.tag,
+        issued_ms=now_ms,
+        expires_ms=now_ms + int(PIT_KEEP_ALIVE_S * 1000),
     )
+    try:
+        return cursors.seal(payload, secrets=doors.cursor_secrets)
+    except InvalidRequest as error:
+        # The answer itself is whole; only its request is too long for a cursor to carry.
+        run.warnings.append(f"no cursor: {error.detail}")
+        return None

@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     )
 
     embedding_base_url: str = Field(
-        "http://127.0.0.1:9400/v1", description="An OpenAI-compatible server; `halflife up` starts one here."
+        "http://127.0.0.1:9400/v1", description="An OpenAI-compatible server, up to where `/embeddings` is appended."
     )
     embedding_api_key: SecretStr | None = Field(
         None, description="Its key; left out for servers without one."

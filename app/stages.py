@@ -43,21 +43,26 @@ class Placed:
 
 
 def fuse(
-    plan: Plan, answers: Mapping[str, RouteAnswer], tails: Mapping[str, RouteAnswer], measured: Measured
+    plan: Plan,
+    answers: Mapping[str, RouteAnswer],
+    tails: Mapping[int, Mapping[str, RouteAnswer]],
+    measured: Measured,
 ) -> list[Placed]:
-    """Return the whole fused order: the head from the windows alone, then the tail that a long page asked for."""
-    head = _fused(plan, answers, measured, window=plan.window)
-    if plan.tail is None:
-        return head
-    taken = {placed.key for placed in head}
-    last = head[-1].score if head else None
-    tail = [placed for placed in _fused(plan, tails, measured, window=plan.tail) if placed.key not in taken]
-    for placed in tail:
-        placed.tail = True
-        # The head never depends on top_k, so what only the longer lists hold stays below all of it.
-        if last is not None:
-            placed.score = min(placed.score, last)
-    return [*head, *tail]
+    """Return the whole fused order: the head from the windows alone, then the tails that a long page asked for."""
+    order = _fused(plan, answers, measured, window=plan.window)
+    taken = {placed.key for placed in order}
+    for size in plan.tails:
+        last = order[-1].score if order else None
+        for placed in _fused(plan, tails.get(size, {}), measured, window=size):
+            if placed.key in taken:
+                continue
+            taken.add(placed.key)
+            placed.tail = True
+            # The head never depends on top_k, so what only the longer lists hold stays below all of it.
+            if last is not None:
+                placed.score = min(placed.score, last)
+            order.append(placed)
+    return order
 
 
 def _fused(

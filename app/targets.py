@@ -1,14 +1,21 @@
 """Where the writes of a collection go, as its aliases in the cluster say. Joins the catalog to the write protocol."""
 
+import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
-from app.catalog import Catalog, Known, read_collection
+from app import moves
+from app.catalog import Catalog, Known, WriteTarget, read_collection
 from app.elastic import Cluster
-from app.errors import ClusterRejected, HalflifeError
+from app.errors import ClusterRejected, ClusterUnavailable, HalflifeError
 from app.models import Collection
 from app.writes import DocumentEmbedder, Target
 
 Abandon = Callable[[str, Target, HalflifeError], Awaitable[None]]
+
+FENCE_WAIT_S: Final = 18.0
+"""How long a writer waits for a fence to go: past the rescue, within what clients give a write."""
 
 
 class CatalogTargets:
@@ -31,12 +38,37 @@ class CatalogTargets:
         self._abandon = abandon
 
     async def current(self) -> Sequence[Target]:
-        """Return the targets as last read, for a few seconds at most."""
-        return await self._targets(await self._catalog.get(self._name))
+        """Return the targets as last read, for a few seconds at most; behind a fence, once it has gone."""
+        known = await self._catalog.get(self._name)
+        return await self._targets(known if known.fence is None else await self._behind(known.fence))
 
     async def reread(self, seen: Sequence[Target]) -> Sequence[Target]:
-        """Return the targets as they are now."""
-        return await self._targets(await self._catalog.get(self._name, fresh=True))
+        """Return the targets as they are now; behind a fence, once it has gone."""
+        known = await self._catalog.get(self._name, fresh=True)
+        return await self._targets(known if known.fence is None else await self._behind(known.fence))
+
+    async def _behind(self, first: WriteTarget) -> Known:
+        """Wait until there is no fence, and lift one that nobody seems to own any more; see `moves`.
+
+        A fence is told apart by its generation: how long one has stood needs no clock but our own.
+        """
+        loop = asyncio.get_running_loop()
+        fence, since = first, loop.time()
+        until = since + FENCE_WAIT_S
+        while loop.time() < until:
+            await asyncio.sleep(random.uniform(0.03, 0.1))  # noqa: S311 - jitter, no secret
+            known = await self._catalog.get(self._name, fresh=True)
+            if known.fence is None:
+                return known
+            if known.fence != fence:
+                fence, since = known.fence, loop.time()
+            elif loop.time() - since > moves.RESCUE_AFTER_S:
+                await moves.lift(self._cluster, self._name, index=fence.index, generation=fence.generation)
+        raise ClusterUnavailable(
+            f"writing to `{self._name}`: its index is being exchanged",
+            remedy="send it again; reads are not affected",
+            retry_after_s=1,
+        )
 
     async def abandon(self, target: Target, reason: HalflifeError) -> None:
         """Mark the reindex as aborted. Raises ClusterRejected where nobody can: then the write is not acknowledged."""

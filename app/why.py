@@ -15,6 +15,7 @@ from app import decay, fields, filters, queries
 from app.errors import HalflifeError
 from app.models import Collection, ResolvedDecay, RouteHit, Search, Why, WhyResult, WhyRoute
 from app.planning import (
+    VECTOR_OVERSAMPLE,
     Candidate,
     Plan,
     PlannedRoute,
@@ -79,6 +80,7 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
     page = order[: plan.search.top_k]
     score = _fused_score(plan, routes) if place is None else order[place].score
     factor = _factor(plan, source)
+    undecayed = score if place is None else order[place].fused_score
     if place is None and plan.placement == "fused" and score is not None and factor is not None:
         score *= factor
     on_page = place is not None and place < plan.search.top_k
@@ -99,7 +101,7 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
         top_k=plan.search.top_k,
         page_score=page[-1].score if page else None,
         on_page=on_page,
-        what_it_takes=[] if on_page else _what_it_takes(plan, routes, page, excluded),
+        what_it_takes=[] if on_page else _what_it_takes(plan, routes, page, excluded, factor, undecayed),
         warnings=run.warnings,
     )
 
@@ -294,7 +296,12 @@ def _fused_score(plan: Plan, routes: Mapping[str, WhyRoute]) -> float | None:
 
 
 def _what_it_takes(
-    plan: Plan, routes: Mapping[str, WhyRoute], page: Sequence[Placed], excluded: Sequence[str]
+    plan: Plan,
+    routes: Mapping[str, WhyRoute],
+    page: Sequence[Placed],
+    excluded: Sequence[str],
+    factor: float | None,
+    undecayed: float | None,
 ) -> list[str]:
     if excluded:
         return ["remove what excludes it: " + "; ".join(excluded)]
@@ -305,17 +312,32 @@ def _what_it_takes(
         takes.append("any route that lists it within the window would put it on the page, which is not full")
     for name, seen in routes.items():
         if seen.rank is not None and not seen.in_window:
-            takes.append(
-                f"{name}: rank {seen.rank} lies outside the window of {plan.window}; raise `fusion.window`"
-            )
+            takes.append(_outside(name, seen.rank, plan.window))
         if seen.rank_if_current is not None and seen.rank is not None and seen.rank_if_current < seen.rank:
             takes.append(
                 f"{name}: without decay of its own it would rank {seen.rank_if_current} instead of {seen.rank}; "
                 "a longer half_life, a higher floor or `evergreen` lifts it"
             )
-    if plan.fusion.method == "rrf" and plan.placement != "fused" and page:
-        takes += _ranks_needed(plan, routes, page[-1].score)
-    return takes
+    if not page:
+        return takes
+    goal = page[-1].score
+    if plan.placement == "fused" and factor is not None and factor < 1 and undecayed is not None:
+        takes.append(
+            f"its factor is {factor:.3g}: undecayed its fused score would be {undecayed:.4g}, the page's last hit has "
+            f"{goal:.4g}; a longer half_life, a higher floor or `evergreen` lifts it"
+        )
+    elif plan.fusion.method == "rrf" and plan.placement != "fused":
+        takes += _ranks_needed(plan, routes, goal)
+    return takes or [f"a score above {goal:.4g}, which the page's last hit has"]
+
+
+def _outside(name: str, rank: int, window: int) -> str:
+    if rank <= window:
+        return (
+            f"{name}: with its decay it would rank {rank}, but decay reorders only the nearest {VECTOR_OVERSAMPLE} x "
+            f"{window}, and it is not among them; add a fresh_vector route, or raise `fusion.window`"
+        )
+    return f"{name}: rank {rank} lies outside the window of {window}; raise `fusion.window`"
 
 
 def _ranks_needed(plan: Plan, routes: Mapping[str, WhyRoute], goal: float) -> list[str]:

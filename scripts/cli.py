@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scripts import quality
 from scripts.client import ApiError, ApiUnreachable, Client, find_url
 from scripts.distribution import LocalStackError
 from scripts.stack import DEFAULT_DATA, Options, State, data_folder
@@ -402,8 +403,8 @@ def load(
     Folders: every .md, .markdown, .mdx, .txt, .text and .rst file below them. The id is the path within the folder, the
     title the first heading (else the file's name), the creation time the front matter's `date`, else the file's own time.
 
-    A line or file that can't be read or stored is told with its reason at the end; the rest goes on. Loading the same
-    again changes nothing.
+    A line or file that can't be read or stored is told with its reason at the end; the rest goes on. A
+    document loaded again takes the place of its earlier version.
 
     \b
     Examples:
@@ -458,6 +459,10 @@ def load(
                 f"{tally.truncated} documents hold a passage longer than the model reads; its end is found by its words only."
             )
         typer.echo(tally.line())
+    if loader.abandoned:
+        # Threads wait for answers still; they would hold the process back.
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
     if tally.interrupted:
         return INTERRUPTED
     return FAILED if tally.failed else 0
@@ -564,7 +569,7 @@ def search(
         typer.echo(json.dumps(answer, ensure_ascii=False))
     else:
         out = table.console()
-        out.print(table.results(answer, query=query, collection=collection))
+        out.print(table.results(answer, query=query, collection=collection, width=out.width))
         for text in table.requests(answer) if explain else ():
             out.print(f"\n{text}", markup=False, soft_wrap=True)
     return DEGRADED if answer.get("degraded") else 0
@@ -714,6 +719,10 @@ def tour(
 
     return show(data=data_folder(data), port=port, once=once)
 
+
+# ---- quality --------------------------------------------------------------------------------------------------------
+
+quality.register(command)
 
 # ---- words ----------------------------------------------------------------------------------------------------------
 

@@ -576,6 +576,8 @@ def create_app(
     app = Starlette(
         routes=[
             Route("/v1/embeddings", service.embeddings, methods=["POST"]),
+            # The same without a version, so that the bare address works as a client's base URL too.
+            Route("/embeddings", service.embeddings, methods=["POST"]),
             Route("/tokenize", service.tokenize, methods=["POST"]),
             Route("/v1/tokenize", service.tokenize, methods=["POST"]),
             Route("/v1/models", service.models, methods=["GET"]),

@@ -5,6 +5,7 @@ memory it takes does not grow with the input; only the first failures are kept, 
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -134,15 +135,18 @@ class Loader:
         self._patience_s, self._progress, self._report, self._sleep = patience_s, progress, report, sleep
         self._on_failure = on_failure
         self.tally = Tally(collection)
+        self._answered: deque[tuple[Read, Json]] = deque()
+        self.abandoned = False
+        """Whether requests are under way still, whose documents' fate nobody will learn."""
 
     def load(self, sources: Sequence[Source], names: Names) -> Tally:
         """Send everything and return what became of it.
 
         Raises ApiError when the API can't be reached or refuses whole requests; the tally then tells how far it got.
-        An interrupt waits for the requests under way, is noted in the tally and raised.
+        An interrupt waits for the requests under way (a second one abandons them), is noted in the tally and raised.
         """
         begun = time.monotonic()
-        under_way: dict[Future[list[Json]], list[Read]] = {}
+        under_way: dict[Future[None], list[Read]] = {}
         pool = ThreadPoolExecutor(self._in_flight, thread_name_prefix="load")
         try:
             batches = self._batches(chain.from_iterable(read(source, names) for source in sources))
@@ -161,11 +165,15 @@ class Loader:
                 self._settle(under_way)
         except KeyboardInterrupt:
             self.tally.interrupted = True
+            self._report("Waiting for the requests under way; Ctrl-C again ends at once.")
+            self.abandoned = True
             while under_way:
                 self._settle(under_way)
+            self.abandoned = False
             raise
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=not self.abandoned, cancel_futures=True)
+            self._drain()
             self.tally.seconds = time.monotonic() - begun
         return self.tally
 
@@ -199,19 +207,25 @@ class Loader:
         self.tally.fail(failure)
         self._on_failure(failure)
 
-    def _make_room(self, under_way: dict[Future[list[Json]], list[Read]], ids: set[str]) -> None:
+    def _make_room(self, under_way: dict[Future[None], list[Read]], ids: set[str]) -> None:
         """Wait until fewer requests than allowed are under way and none of them carries one of these ids."""
         while len(under_way) >= self._in_flight or any(
             _id(item) in ids for batch in under_way.values() for item in batch
         ):
             self._settle(under_way)
 
-    def _settle(self, under_way: dict[Future[list[Json]], list[Read]]) -> None:
+    def _settle(self, under_way: dict[Future[None], list[Read]]) -> None:
         done, _ = wait(under_way, return_when=FIRST_COMPLETED)
         for future in done:
-            batch = under_way.pop(future)
-            for item, fate in zip(batch, future.result(), strict=True):
-                self._count(item, fate)
+            del under_way[future]
+            future.result()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Count what was answered. An interrupt may hide a future, so the answers come by a way of their own."""
+        while self._answered:
+            item, fate = self._answered.popleft()
+            self._count(item, fate)
         self._progress(self.tally)
 
     def _count(self, item: Read, fate: Json) -> None:
@@ -230,8 +244,8 @@ class Loader:
 
     # -- in the threads
 
-    def _send(self, batch: list[Read], refresh: str) -> list[Json]:
-        """Return each item's fate, having tried again those that failed for a passing reason."""
+    def _send(self, batch: list[Read], refresh: str) -> None:
+        """Send a batch and hand each item's fate on, having tried again those that failed for a passing reason."""
         fates: list[Json] = [{}] * len(batch)
         left = list(range(len(batch)))
         pause = 0.5
@@ -245,7 +259,7 @@ class Loader:
             self._report(f"{len(left)} documents could not be stored for now; trying again in {pause:.1f} s")
             self._sleep(pause)
             pause *= 3
-        return fates
+        self._answered.extend(zip(batch, fates, strict=True))
 
     def _post(self, documents: list[Json], refresh: str) -> list[Json]:
         try:

@@ -238,6 +238,7 @@ class Supervisor:
                 with contextlib.suppress(OSError, LocalStackError):
                     self._quickening.spawn()
                 archive_at = float("inf")
+                self._write()
             for watch in watches:
                 self._look(watch)
 
@@ -539,13 +540,16 @@ def signals(supervisor: Supervisor, report: Report) -> Iterator[None]:
 def supervise(options: Options, report: Report, *, ready: Report, detached: bool = False) -> None:
     """Run a stack until a signal says to end it; `ready` is called once with the API's URL when it can serve.
 
-    Raises a LocalStackError if it can't be started or a part won't stay alive; then all parts have been ended.
+    Raises a LocalStackError if it can't be started or a part won't stay alive, KeyboardInterrupt if the signal came
+    before it was ready; then all parts have been ended.
     """
     with exclusive(options.data):
         supervisor = Supervisor(options, report, detached=detached)
         with signals(supervisor, report):
+            started = False
             try:
                 state = supervisor.start()
+                started = True
                 ready(state.api or "")
                 supervisor.watch()
             except Interrupted:
@@ -553,6 +557,8 @@ def supervise(options: Options, report: Report, *, ready: Report, detached: bool
             finally:
                 supervisor.end()
             report("Stopped.")
+    if not started:
+        raise KeyboardInterrupt
 
 
 def _quicken() -> int:
@@ -606,7 +612,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LocalStackError as failure:
         report(f"error: {failure}")
         return 1
-    except Interrupted:
+    except (Interrupted, KeyboardInterrupt):
         return 130
     return 0
 

@@ -30,8 +30,10 @@ def console(*, stderr: bool = False) -> Console:
 # ---- a search -------------------------------------------------------------------------------------------------------
 
 
-def results(answer: Json, *, query: str, collection: str) -> RenderableType:
-    """Return the answer to a search as a table, with what it lacks said before it."""
+def results(
+    answer: Json, *, query: str, collection: str, width: int = _WIDTH_WITHOUT_TERMINAL
+) -> RenderableType:
+    """Return the answer to a search as a table for so many columns, with what it lacks said before it."""
     hits = answer["hits"]
     names = list(answer["routes"])
     head = Text.assemble(
@@ -40,26 +42,10 @@ def results(answer: Json, *, query: str, collection: str) -> RenderableType:
     parts: list[RenderableType] = [head, *_lacks(answer)]
     if not hits:
         return Group(*parts, Text("No hit. " + "; ".join(_totals(answer))))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("document", ratio=1, min_width=30)
-    table.add_column("created", no_wrap=True)
-    table.add_column("age", justify="right", no_wrap=True)
-    table.add_column("factor", justify="right", no_wrap=True)
-    for name in names:
-        table.add_column(f"{name}\nrank  score × decay", justify="right", no_wrap=True)
+    table = _HitTable(("#", "score"), names, width=width)
     for number, hit in enumerate(hits, 1):
-        table.add_row(
-            str(number),
-            score(hit["score"]),
-            _document(hit),
-            _day(hit.get("creation_time")),
-            age(hit.get("age_days")),
-            _factor(hit),
-            *(_route(hit["routes"].get(name)) for name in names),
-        )
-    parts += [table, Text("; ".join(_totals(answer)), style="dim")]
+        table.add((str(number), score(hit["score"])), hit, shown=_document(hit))
+    parts += [table.drawn, Text("; ".join(_totals(answer)), style="dim")]
     return Group(*parts)
 
 
@@ -121,13 +107,13 @@ def snippet(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
-def _route(route: Json | None) -> Text:
+def _route(route: Json | None, *, wide: bool) -> Text:
     if route is None:
         return Text("–", style="dim")
     if route.get("score") is None:
         return Text(route.get("note") or "–", style="dim")
     place = f"{route['rank']}." if route.get("rank") is not None else "–"
-    told = f"{place}  {score(route['score'])}"
+    told = f"{place}{'  ' if wide else chr(10)}{score(route['score'])}"
     if route.get("decay") is not None:
         told += f" × {route['decay']:.2f}"
     return Text(told, style="" if route.get("rank") is not None else "dim")
@@ -233,47 +219,60 @@ def _account_table(routes: Mapping[str, Json]) -> Table:
 # ---- two orders -----------------------------------------------------------------------------------------------------
 
 
-def comparison(before: Sequence[Json], after: Sequence[Json], *, shown: int, routes: Sequence[str]) -> Table:
+def comparison(
+    before: Sequence[Json],
+    after: Sequence[Json],
+    *,
+    shown: int,
+    routes: Sequence[str],
+    width: int = _WIDTH_WITHOUT_TERMINAL,
+) -> Table:
     """Return one table of two answers' hits to one question: where each stood without decay, where it stands with it."""
     earlier = {hit["id"]: number for number, hit in enumerate(before, 1)}
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("without\ndecay", justify="right", no_wrap=True)
-    table.add_column("with\ndecay", justify="right", no_wrap=True)
-    table.add_column("document", ratio=1, min_width=30)
-    table.add_column("created", no_wrap=True)
-    table.add_column("age", justify="right", no_wrap=True)
-    table.add_column("factor", justify="right", no_wrap=True)
-    for name in routes:
-        table.add_column(f"{name}\nrank  score × decay", justify="right", no_wrap=True)
+    later = {hit["id"]: (number, hit) for number, hit in enumerate(after, 1)}
+    table = _HitTable(("without\ndecay", "with\ndecay"), routes, width=width)
     for number, hit in enumerate(after[:shown], 1):
         was = earlier.get(hit["id"])
-        table.add_row(
-            str(was or "–"),
-            _moved(was, number),
-            _title(hit),
-            _day(hit.get("creation_time")),
-            age(hit.get("age_days")),
-            _factor(hit),
-            *(_route(hit["routes"].get(name)) for name in routes),
-        )
+        table.add((str(was or "–"), _moved(was, number)), hit, shown=_title(hit))
     kept = {hit["id"] for hit in after[:shown]}
-    places = {hit["id"]: number for number, hit in enumerate(after, 1)}
     # What decay sent down belongs in the picture too.
-    for hit in before[:shown]:
+    for number, hit in enumerate(before[:shown], 1):
         if hit["id"] not in kept:
-            place = places.get(hit["id"])
-            later = next((item for item in after if item["id"] == hit["id"]), hit)
-            table.add_row(
-                str(earlier[hit["id"]]),
-                Text(f"▼ {place or '–'}", style="red"),
-                _title(hit),
-                _day(hit.get("creation_time")),
-                age(hit.get("age_days")),
-                _factor(later) if place else "–",
-                *(_route(later["routes"].get(name)) if place else Text("–") for name in routes),
-                style="dim",
+            place, fallen = later.get(hit["id"], (None, {**hit, "routes": {}, "decay": None}))
+            table.add(
+                (str(number), Text(f"▼ {place or '–'}", style="red")), fallen, shown=_title(hit), style="dim"
             )
-    return table
+    return table.drawn
+
+
+class _HitTable:
+    """A table of hits: some leading columns, the document and its age, and a column for each route.
+
+    Where the terminal is narrow, date, age and factor stand below the document, and a route's figures on two lines.
+    """
+
+    def __init__(self, leading: Sequence[str], routes: Sequence[str], *, width: int) -> None:
+        self.routes = routes
+        self.wide = width >= 74 + 24 * len(routes)
+        self.drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for name in leading:
+            self.drawn.add_column(name, justify="right", no_wrap=True)
+        self.drawn.add_column("document", ratio=1, min_width=20)
+        for name in ("created", "age", "factor") if self.wide else ():
+            self.drawn.add_column(name, justify="left" if name == "created" else "right", no_wrap=True)
+        between = "  " if self.wide else "\n"
+        for name in routes:
+            self.drawn.add_column(f"{name}\nrank{between}score × decay", justify="right", no_wrap=True)
+
+    def add(self, leading: Sequence[str | Text], hit: Json, *, shown: Text, style: str = "") -> None:
+        """Add a row for a hit; `shown` is what the document's cell says."""
+        facts = [_day(hit.get("creation_time")), age(hit.get("age_days")), _factor(hit)]
+        if not self.wide:
+            factor = facts[2] if hit.get("evergreen") else f"factor {facts[2]}"
+            shown.append(f"\n{facts[0]}, {facts[1]}, {factor}", style="dim")
+        cells = facts if self.wide else []
+        routes = [_route(hit["routes"].get(name), wide=self.wide) for name in self.routes]
+        self.drawn.add_row(*leading, shown, *cells, *routes, style=style)
 
 
 def _moved(was: int | None, now: int) -> Text:

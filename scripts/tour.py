@@ -84,7 +84,7 @@ def _ask_all(client: Client) -> None:
     )
     for question in asked:
         out.print()
-        out.print(present(client, question))
+        out.print(present(client, question, width=out.width))
     out.print()
 
 
@@ -169,7 +169,7 @@ def request_of(question: Mapping[str, Any], decay: Json | str) -> Json:
     return request
 
 
-def present(client: Client, question: Mapping[str, Any]) -> Any:
+def present(client: Client, question: Mapping[str, Any], *, width: int) -> Any:
     """Ask a question without and with decay, and return both orders side by side, with what to look at."""
     from rich.console import Group
     from rich.text import Text
@@ -186,7 +186,9 @@ def present(client: Client, question: Mapping[str, Any]) -> Any:
     head = Text.assemble(("? ", "bold cyan"), (question["text"], "bold"))
     if "filter" in question:
         head.append(f"   filter {json.dumps(question['filter'])}", style="dim")
-    drawn = table.comparison(before["hits"], after["hits"], shown=SHOWN, routes=list(after["routes"]))
+    drawn = table.comparison(
+        before["hits"], after["hits"], shown=SHOWN, routes=list(after["routes"]), width=width
+    )
     look = Text.assemble(("Look: ", "bold"), question.get("why", ""))
     return Group(head, drawn, look)
 

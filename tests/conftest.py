@@ -19,6 +19,13 @@ _KEPT_PREFIX = "HALFLIFE_TEST_"
 _removed: list[str] = []
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let golden rankings be written anew."""
+    parser.addoption(
+        "--rewrite-golden", action="store_true", help="write tests/golden/*.json from what is ranked now"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to test another tree than this one, and take the caller's settings out of the environment."""
     tested = Path(app.__file__).resolve().parent

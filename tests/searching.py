@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import httpx2
 import numpy as np
 
 from app import catalog, documents, fields, names
@@ -122,11 +123,13 @@ async def make_collection(
 ) -> Collection:
     """Make a collection of documents under a name of its own, with full-precision vectors unless told otherwise."""
     name = name or f"search_{uuid.uuid4().hex[:10]}"
-    options = CollectionOptions(
-        similarity=similarity,
-        declared=dict(declared or {}),
-        replicas=0,
-        **({} if shards is None else {"shards": shards}),
+    options = CollectionOptions.model_validate(
+        {
+            "similarity": similarity,
+            "declared": dict(declared or {}),
+            "replicas": 0,
+            **({"shards": shards} if shards else {}),
+        }
     )
     await catalog.install_templates(cluster, dims=dims)
     body = catalog.index_body(
@@ -157,8 +160,18 @@ async def write(
     if not actions:
         return
     outcomes = await cluster.bulk(actions, refresh="true", timeout_s=60)
-    failed = [(action.id, outcome) for action, outcome in zip(actions, outcomes, strict=True) if outcome.error_type]
+    failed = [
+        (action.id, outcome) for action, outcome in zip(actions, outcomes, strict=True) if outcome.error_type
+    ]
     assert not failed, failed[:3]
+
+
+async def settle(cluster: Cluster, collection: Collection) -> None:
+    """Merge the collection's segments into one, so that no merge in the background changes what kNN finds."""
+    async with httpx2.AsyncClient(timeout=120) as client:
+        answer = await client.post(f"{cluster.urls[0]}/{collection.index}/_forcemerge?max_num_segments=1")
+    assert answer.status_code == 200, answer.text
+    await cluster.refresh(collection.index)
 
 
 async def drop_collection(cluster: Cluster, collection: Collection) -> None:
@@ -183,7 +196,7 @@ class Asker:
         self.doors = doors_to(cluster, embedder, reranker=reranker)
 
     async def batch(
-        self, *requests: Mapping[str, Any], forced: Sequence[dict[str, Any]] = (), now_ms: int = NOW_MS
+        self, *requests: Any, forced: Any = (), now_ms: Any = NOW_MS
     ) -> list[SearchResult | HalflifeError]:
         """Ask several at once."""
         return await search(
@@ -198,7 +211,7 @@ class Asker:
         )
 
     async def ask(
-        self, query: str, *, forced: Sequence[dict[str, Any]] = (), now_ms: int = NOW_MS, **options: Any
+        self, query: str, *, forced: Any = (), now_ms: Any = NOW_MS, **options: Any
     ) -> SearchResult:
         """Ask one; raise its error."""
         [answer] = await self.batch({"query": query, **options}, forced=forced, now_ms=now_ms)

@@ -131,6 +131,7 @@ async def test_a_collection_is_what_its_options_say(cluster, templates, unique):
     assert made.model_dump(exclude={"index"}) == {
         "name": name, "dims": 8, "similarity": "dot_product", "declared": {"due": "date", "pages": "long"},
         "model": "e5", "template_version": catalog.shipped(catalog.MAPPINGS)["version"],
+        "profiles": {}, "default_profile": None,
     }  # fmt: skip
     settings = (await cluster.get_settings(made.index))[made.index]
     assert (settings["index.number_of_shards"], settings["index.number_of_replicas"]) == ("2", "0")
@@ -163,6 +164,7 @@ async def test_making_it_again_returns_it_and_other_options_conflict(cluster, te
 
 
 @NODE
+@pytest.mark.slow
 async def test_startup_of_many_services_on_an_empty_cluster_makes_one_index(node_url, unique):
     services = [Cluster.connect(urls=[node_url], request_timeout_s=60) for _ in range(2)]
 
@@ -489,3 +491,26 @@ async def test_names_that_callers_make_up_leave_nothing_behind(cluster, unique):
         with pytest.raises(NotFound):
             await remembered.get(name)
     assert remembered._locks == {}
+
+
+async def test_ranking_profiles_change_in_place(cluster: Cluster, unique):
+    name = unique("profiles")
+    made = await catalog.create(
+        cluster, name, CollectionOptions(declared={"n": "long"}), dims=8, model="e5", moment=now()
+    )
+    assert made.default_profile is None
+    options = CollectionOptions.model_validate(
+        {"profiles": {"current": {"decay": {"half_life": "90d"}}}, "default_profile": "current"}
+    )
+    for _ in range(2):
+        changed = await catalog.create(cluster, name, options, dims=8, model="e5", moment=now())
+        assert (changed.index, changed.default_profile, changed.declared) == (
+            made.index,
+            "current",
+            {"n": "long"},
+        )
+    stored = (await catalog.get(cluster, name)).collection
+    assert stored.profiles == options.profiles
+    # Options that leave profiles out leave them as they are.
+    await catalog.create(cluster, name, CollectionOptions(), dims=8, model="e5", moment=now())
+    assert (await catalog.get(cluster, name)).collection.default_profile == "current"

@@ -19,8 +19,8 @@ from tests.fakes import FarEnd, Reply
 COMMANDS = ("up", "down", "status", "serve", "load", "search", "why", "doctor", "tour")
 
 
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(cli.app, list(arguments), prog_name="halflife")
+def run(*arguments: str, columns: int = 140) -> Any:
+    return CliRunner().invoke(cli.app, list(arguments), prog_name="halflife", env={"COLUMNS": str(columns)})
 
 
 # ---- help -----------------------------------------------------------------------------------------------------------
@@ -164,6 +164,21 @@ def test_a_search_is_told_as_a_table_that_says_what_it_lacks() -> None:
     ):
         assert told in done.stdout, done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_a_narrow_terminal_shows_the_same_figures() -> None:
+    with FarEnd(lambda _: Reply(body=ANSWER)) as api:
+        done = run("search", "leave?", "--url", api.url, columns=80)
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for told in (
+        "leave-2026",
+        "2026-01-02, 29 d, factor 0.93",
+        "7.31 × 0.92",
+        "0.8812 × 0.99",
+        "undated, –, evergreen",
+    ):
+        assert told in done.stdout, done.stdout
 
 
 def test_a_search_as_json_is_the_apis_answer() -> None:

@@ -3,6 +3,7 @@
 What the cluster makes of the functions is proved in test_decay_node.py.
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -70,7 +71,10 @@ def test_a_rate_is_kept_without_loss(rate: float, days: float, linear: bool) -> 
     assert at(value, age_ms) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
 
 
-@given(loss=st.floats(min_value=1e-18, max_value=1, exclude_max=True), hours=st.integers(min_value=0, max_value=10**6))
+@given(
+    loss=st.floats(min_value=1e-18, max_value=1, exclude_max=True),
+    hours=st.integers(min_value=0, max_value=10**6),
+)
 def test_an_hourly_loss_is_kept_without_loss(loss: float, hours: int) -> None:
     wanted = math.exp(math.log1p(-loss) * hours)
     assert at(resolved(hourly_loss=loss), hours * HOUR) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
@@ -130,14 +134,24 @@ def test_the_floor_lifts_and_squeezes() -> None:
 
 
 def test_decay_date_bc05_undated_is_a_choice() -> None:
-    for options, wanted in ((dict(), 0.0), (dict(missing=0.5), 0.5), (dict(floor=0.4), 0.4), (dict(missing=1), 1.0)):
+    for options, wanted in (
+        ({}, 0.0),
+        ({"missing": 0.5}, 0.5),
+        ({"floor": 0.4}, 0.4),
+        ({"missing": 1}, 1.0),
+    ):
         value = resolved(half_life="10d", **options)
         assert decay.factor(value, origin_ms=ORIGIN, moment_ms=None, evergreen=False) == wanted
         assert wanted <= at(value, 0)
 
 
 def test_decay_date_bc07_the_future_is_a_choice() -> None:
-    moments = ["2025-01-31T00:00:00Z", "2025-01-31T00:00:02Z", "2025-02-10T00:00:00Z", "9999-12-31T23:59:59.999Z"]
+    moments = [
+        "2025-01-31T00:00:00Z",
+        "2025-01-31T00:00:02Z",
+        "2025-02-10T00:00:00Z",
+        "9999-12-31T23:59:59.999Z",
+    ]
     for future, wanted in (("clamp", [1, 1, 1, 1]), ("symmetric", [1.0, 0.9999984, 0.5, 0.0])):
         value = resolved(scale="10d", decay=0.5, future=future)
         factors = [
@@ -182,7 +196,7 @@ def test_a_factor_lies_between_floor_and_one_and_never_rises_with_age(
     value = resolved(**strength, **rest)
     factors = [at(value, age) for age in sorted(ages)]
     assert all(value.floor - 1e-15 <= each <= 1 + 1e-15 for each in factors)
-    assert all(later <= earlier + 1e-15 for earlier, later in zip(factors, factors[1:], strict=False))
+    assert all(later <= earlier + 1e-15 for earlier, later in itertools.pairwise(factors))
     assert at(value, 0) == pytest.approx(1.0)
 
 

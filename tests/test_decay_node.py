@@ -6,7 +6,7 @@ The formula is written out here once more, from each spelling, in plain arithmet
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,7 +34,9 @@ def decayed(kind: str, strength: dict[str, Any], beyond_ms: float) -> float:
         return float((1 - strength["hourly_loss"]) ** hours)
     if "rate" in strength:
         days = beyond_ms / DAY
-        return max(0.0, 1 - strength["rate"] * days) if kind == "linear" else math.exp(-strength["rate"] * days)
+        return (
+            max(0.0, 1 - strength["rate"] * days) if kind == "linear" else math.exp(-strength["rate"] * days)
+        )
     scale = MS[strength.get("half_life") or strength["scale"]]
     d = strength.get("decay", 0.5)
     x = beyond_ms / scale
@@ -121,8 +123,8 @@ def documents(node_url: str) -> Iterator[Collection]:
 
 
 @pytest.fixture
-async def asker(cluster: Cluster, documents: Collection) -> AsyncIterator[Asker]:
-    yield Asker(cluster, documents, StandIn(dims=3, vectors={"hello": [1.0, 0.0, 0.0]}))
+async def asker(cluster: Cluster, documents: Collection) -> Asker:
+    return Asker(cluster, documents, StandIn(dims=3, vectors={"hello": [1.0, 0.0, 0.0]}))
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -202,7 +204,8 @@ async def test_the_cluster_multiplies_by_the_closed_formula(
                     assert close_to(hit["_score"] / base, factor), told
         for candidate in read_route(plan, route, answer).candidates:
             assert close_to(candidate.factor, wanted[candidate.id]), (candidate, options)
-            assert candidate.factor is not None and 0 <= candidate.factor <= 1
+            assert candidate.factor is not None
+            assert 0 <= candidate.factor <= 1
 
 
 @TABLE
@@ -225,7 +228,9 @@ async def test_the_answer_tells_the_closed_formula(asker: Asker, kind: str, stre
             if options.get("placement") == "fused":
                 # The routes stay as they are without decay; the factor multiplies their sum.
                 assert hit.fused_score == sums[hit.id], told
-                assert hit.score == pytest.approx(sums[hit.id] * wanted[hit.id], rel=RELATIVE, abs=ABSOLUTE), told
+                assert hit.score == pytest.approx(
+                    sums[hit.id] * wanted[hit.id], rel=RELATIVE, abs=ABSOLUTE
+                ), told
                 assert all(route.decay is None for route in hit.routes.values()), told
                 assert all(route.score == route.decayed_score for route in hit.routes.values()), told
                 continue
@@ -241,7 +246,9 @@ def assert_ranked(answer: SearchResult) -> None:
     scores = [hit.score for hit in answer.hits]
     assert scores == sorted(scores, reverse=True)
     for name in answer.routes:
-        held = sorted((hit.routes[name] for hit in answer.hits if name in hit.routes), key=lambda r: r.rank or 0)
+        held = sorted(
+            (hit.routes[name] for hit in answer.hits if name in hit.routes), key=lambda r: r.rank or 0
+        )
         assert [route.rank for route in held] == list(range(1, len(held) + 1))
         decayed_scores = [route.decayed_score or 0.0 for route in held]
         assert decayed_scores == sorted(decayed_scores, reverse=True)
@@ -273,13 +280,21 @@ async def test_routes_decay_by_their_own_floor_strength_and_date(cluster: Cluste
     routes = [
         {"kind": "text"},
         {"kind": "vector"},
-        {"kind": "text", "name": "accessed", "decay": {"field": "last_accessed_at", "hourly_loss": 0.1, "floor": 0}},
-        {"kind": "vector", "name": "updated", "decay": {"field": "updated_at", "half_life": "36h", "floor": 0.2}},
+        {
+            "kind": "text",
+            "name": "accessed",
+            "decay": {"field": "last_accessed_at", "hourly_loss": 0.1, "floor": 0},
+        },
+        {
+            "kind": "vector",
+            "name": "updated",
+            "decay": {"field": "updated_at", "half_life": "36h", "floor": 0.2},
+        },
         {"kind": "text", "name": "plain", "decay": "off"},
     ]
     # Defaults: half for words, nine tenths for vectors, since cosines crowd into a narrow band.
     base = {"scale": "10d", "decay": 0.2}
-    wanted = {
+    wanted: dict[str, tuple[dict[str, Any], str]] = {
         "text": ({**base, "floor": 0.5}, "creation_time"),
         "vector": ({**base, "floor": 0.9}, "creation_time"),
         "accessed": ({"hourly_loss": 0.1, "floor": 0}, "last_accessed_at"),
@@ -302,11 +317,15 @@ async def test_routes_decay_by_their_own_floor_strength_and_date(cluster: Cluste
 async def test_a_nearly_zero_factor_for_undated_documents_is_zero_not_one(asker: Asker) -> None:
     for missing in (1e-46, 5e-324, 1e-44):
         answer = await asker.ask("hello", top_k=100, decay={"half_life": "7d", "missing": missing})
-        assert [hit.routes["text"].decay for hit in answer.hits if hit.id == "none"] == [pytest.approx(0, abs=1e-43)]
+        assert [hit.routes["text"].decay for hit in answer.hits if hit.id == "none"] == [
+            pytest.approx(0, abs=1e-43)
+        ]
 
 
 @pytest.mark.parametrize("kind", ["exp", "gauss", "linear"])
-@pytest.mark.parametrize("scale", ["1ms", "106751991168d", "9223372036854775807ms", "9223372036854775808ms", "1s"])
+@pytest.mark.parametrize(
+    "scale", ["1ms", "106751991168d", "9223372036854775807ms", "9223372036854775808ms", "1s"]
+)
 async def test_decay_params_bc04_the_longest_and_shortest_scales_reach_the_cluster(
     asker: Asker, kind: str, scale: str
 ) -> None:
@@ -355,8 +374,9 @@ def resolved(**options: Any) -> Any:
 @pytest.fixture(scope="module")
 def january(node_url: str) -> Iterator[Collection]:
     days = {f"d{age}": 31 - age for age in (0, 5, 10, 15, 20, 30)}
-    given = [
-        {"id": name, "text": "hello", "creation_time": f"2025-01-{day:02d}T00:00:00Z"} for name, day in days.items()
+    given: list[dict[str, Any]] = [
+        {"id": name, "text": "hello", "creation_time": f"2025-01-{day:02d}T00:00:00Z"}
+        for name, day in days.items()
     ]
     given += [
         {"id": "none", "text": "hello"},
@@ -386,7 +406,7 @@ def january(node_url: str) -> Iterator[Collection]:
     asyncio.run(make(collection))
 
 
-ONE = {"match_all": {}}
+ONE: dict[str, Any] = {"match_all": {}}
 
 
 async def test_decay_math_bc01(cluster: Cluster, january: Collection) -> None:
@@ -417,7 +437,12 @@ async def test_decay_math_bc03_decay_multiplies(cluster: Cluster, january: Colle
 async def test_decay_date_bc05_undated_documents(cluster: Cluster, january: Collection) -> None:
     asker = Asker(cluster, january, StandIn(dims=3))
     base = {"kind": "exp", "scale": "10d", "decay": 0.5}
-    for options, none in (({"missing": 0.5}, 0.5), ({"floor": 0}, 0.0), ({"floor": 0, "missing": 1}, 1.0), ({}, 0.5)):
+    for options, none in (
+        ({"missing": 0.5}, 0.5),
+        ({"floor": 0}, 0.0),
+        ({"floor": 0, "missing": 1}, 1.0),
+        ({}, 0.5),
+    ):
         answer = await asker.ask("hello", top_k=50, routes=[{"kind": "text"}], decay={**base, **options})
         factors = {hit.id: hit.routes["text"].decay for hit in answer.hits}
         floor = options.get("floor", 0.5)

@@ -1,5 +1,6 @@
 """Loading: what people's files become as documents, and how documents travel: order, retries, every item's fate."""
 
+import _thread
 import gzip
 import json
 import os
@@ -399,6 +400,27 @@ def test_an_api_that_stays_away_ends_the_loading(tmp_path: Path) -> None:
         with pytest.raises(ApiUnreachable, match="does not answer"):
             loader.load([_write(tmp_path, [{"id": "a", "text": "x"}])], Names())
     assert slept == []
+
+
+def test_an_interrupt_waits_for_what_is_under_way_and_counts_it(tmp_path: Path) -> None:
+    class Interrupting(Store):
+        def upsert(
+            self, collection: str, documents: Sequence[dict[str, Any]], *, refresh: str = "false"
+        ) -> Any:
+            if documents[0]["id"] == "5":
+                _thread.interrupt_main()
+                self.gate.acquire(timeout=0.5)
+            return super().upsert(collection, documents, refresh=refresh)
+
+    told: list[str] = []
+    documents = [{"id": str(number), "text": "x"} for number in range(50)]
+    loader = Loader(Interrupting(), "c", batch=1, report=told.append)
+    with pytest.raises(KeyboardInterrupt):
+        loader.load([_write(tmp_path, documents)], Names())
+    assert loader.tally.interrupted
+    assert not loader.abandoned
+    assert 6 <= loader.tally.created < 50
+    assert told == ["Waiting for the requests under way; Ctrl-C again ends at once."]
 
 
 # ---- helpers of these tests -----------------------------------------------------------------------------------------

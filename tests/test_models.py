@@ -92,14 +92,23 @@ def test_decay_in_all_its_spellings(decay: Any) -> None:
 
 @pytest.mark.parametrize(
     "text, per_day",
-    [("0.02/h", 0.48), ("1e-3/d", 0.001), ("0.5/m", 720.0), ("0.001/s", 86.4), (" 2 / d ", 2.0), (0.25, 0.25)],
+    [
+        ("0.02/h", 0.48),
+        ("1e-3/d", 0.001),
+        ("0.5/m", 720.0),
+        ("0.001/s", 86.4),
+        (" 2 / d ", 2.0),
+        (0.25, 0.25),
+    ],
 )
 def test_rate_is_per_day_unless_it_says_otherwise(text: Any, per_day: float) -> None:
     rate = Decay.model_validate({"rate": text}).rate
     assert rate == pytest.approx(per_day, rel=1e-15)
 
 
-@pytest.mark.parametrize("value", [0, -1, "0.02", "0.02/w", "-1/d", "1/", "x/d", "nan/d", 2e8, math.nan, math.inf])
+@pytest.mark.parametrize(
+    "value", [0, -1, "0.02", "0.02/w", "-1/d", "1/", "x/d", "nan/d", 2e8, math.nan, math.inf]
+)
 def test_rate_is_refused(value: Any) -> None:
     assert search_refused(decay={"rate": value})[0] == "decay.rate"
 

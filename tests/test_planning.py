@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app import planning
+from app import decay, planning
 from app.elastic import Cluster
 from app.errors import InvalidRequest
-from app.models import Collection, Decay, Search, Total
+from app.models import Collection, Decay, Fusion, Profile, Route, Search, Total
 from app.planning import fetch_body, make_plan, measure_body, read_route, route_body
 from app.times import parse_instant, to_ms
 from tests.searching import DAY, NOW_MS, drop_collection, make_collection
@@ -22,12 +22,16 @@ COLLECTION = Collection(
 VECTORS = {"carry over": [1.0, 0.0, 0.0], "another": [0.0, 1.0, 0.0]}
 
 
-def plan_of(collection: Collection = COLLECTION, *, forced: Sequence[dict[str, Any]] = (), **options: Any) -> planning.Plan:
+def plan_of(
+    collection: Collection = COLLECTION, *, forced: Sequence[dict[str, Any]] = (), **options: Any
+) -> planning.Plan:
     request = Search.model_validate({"collection": collection.name, "query": "carry over", **options})
     return make_plan(request, collection=collection, now_ms=NOW_MS, forced=forced)
 
 
-def bodies(plan: planning.Plan, *, size: int | None = None, ids: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+def bodies(
+    plan: planning.Plan, *, size: int | None = None, ids: Sequence[str] | None = None
+) -> dict[str, dict[str, Any]]:
     return {
         route.name: route_body(plan, route, VECTORS, size=plan.window if size is None else size, ids=ids)
         for route in plan.routes
@@ -39,7 +43,9 @@ def bodies(plan: planning.Plan, *, size: int | None = None, ids: Sequence[str] |
 NOT_EXPIRED = {"bool": {"must_not": [{"range": {"expires_at": {"lte": ORIGIN}}}]}}
 CREATED_BY = {"bool": {"must_not": [{"range": {"creation_time": {"gt": ORIGIN}}}]}}
 TRUE_NOW = {
-    "bool": {"must_not": [{"range": {"start_date": {"gt": ORIGIN}}}, {"range": {"end_date": {"lte": ORIGIN}}}]}
+    "bool": {
+        "must_not": [{"range": {"start_date": {"gt": ORIGIN}}}, {"range": {"end_date": {"lte": ORIGIN}}}]
+    }
 }
 STANDING = [NOT_EXPIRED, TRUE_NOW]
 
@@ -49,10 +55,11 @@ def words(text: str = "carry over") -> dict[str, Any]:
         "bool": {
             "should": [
                 {"match": {"text": {"query": text}}},
-                {"match": {"text.english": {"query": text, "boost": 0.6}}},
-                {"match": {"title": {"query": text, "boost": 2.0}}},
-                {"match": {"title.english": {"query": text, "boost": 1.2}}},
+                {"match": {"text.english": {"query": text, "boost": 1.0}}},
+                {"match": {"title": {"query": text, "boost": 1.5}}},
+                {"match": {"title.english": {"query": text, "boost": 1.5}}},
                 {"match": {"text.thai": {"query": text}}},
+                {"match_phrase": {"text": {"query": text, "boost": 1.0}}},
             ],
             "minimum_should_match": 1,
         }
@@ -91,7 +98,9 @@ def near(
 CREATED: dict[str, Any] = {"field": "creation_time", "format": "epoch_millis"}
 
 
-def body(query: dict[str, Any], *, size: int = 100, dates: Sequence[str] = ("creation_time",)) -> dict[str, Any]:
+def body(
+    query: dict[str, Any], *, size: int = 100, dates: Sequence[str] = ("creation_time",)
+) -> dict[str, Any]:
     return {
         "size": size,
         "query": query,
@@ -125,7 +134,12 @@ def functions(
 
 def decayed(query: dict[str, Any], applied: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "function_score": {"query": query, "functions": applied, "score_mode": "sum", "boost_mode": "multiply"}
+        "function_score": {
+            "query": query,
+            "functions": applied,
+            "score_mode": "sum",
+            "boost_mode": "multiply",
+        }
     }
 
 
@@ -140,7 +154,7 @@ def told(query: dict[str, Any], applied: list[dict[str, Any]]) -> dict[str, Any]
 
 LANG = {
     "bool": {
-        "should": [{"terms": {"lang": ["en"]}}, {"terms": {"metadata.lang": ["en"]}}],
+        "should": [{"term": {"lang": "en"}}, {"term": {"metadata.lang": "en"}}],
         "minimum_should_match": 1,
     }
 }
@@ -187,7 +201,7 @@ CASES: list[Case] = [
                 text_part(
                     [
                         TENANT, *STANDING, LANG, {"range": {"declared.year": {"gte": 2024}}},
-                        {"bool": {"must_not": [{"terms": {"evergreen": [True]}}]}},
+                        {"bool": {"must_not": [{"term": {"evergreen": True}}]}},
                     ]
                 )
             ),
@@ -202,7 +216,7 @@ CASES: list[Case] = [
             "text": body(decayed(text_part(STANDING), functions("180d", floor=0.5))),
             "vector": body(decayed(base(near(STANDING, k=200)), functions("180d", floor=0.9))),
         },
-        {"text": ["both", "words", "future", "old"], "vector": ["both", "near", "future", "old", "words"]},
+        {"text": ["both", "words", "old", "future"], "vector": ["both", "near", "future", "old", "words"]},
     ),
     (
         "decay of a route's own",
@@ -280,8 +294,9 @@ CASES: list[Case] = [
                                                         "bool": {
                                                             "should": [
                                                                 {"match": {"chunks.text": {"query": "carry over"}}},
-                                                                {"match": {"chunks.text.english": {"query": "carry over", "boost": 0.6}}},
+                                                                {"match": {"chunks.text.english": {"query": "carry over", "boost": 1.0}}},
                                                                 {"match": {"chunks.text.thai": {"query": "carry over"}}},
+                                                                {"match_phrase": {"chunks.text": {"query": "carry over", "boost": 1.0}}},
                                                             ]
                                                         }
                                                     },
@@ -291,8 +306,8 @@ CASES: list[Case] = [
                                             }
                                         ],
                                         "should": [
-                                            {"match": {"title": {"query": "carry over", "boost": 2.0}}},
-                                            {"match": {"title.english": {"query": "carry over", "boost": 1.2}}},
+                                            {"match": {"title": {"query": "carry over", "boost": 1.5}}},
+                                            {"match": {"title.english": {"query": "carry over", "boost": 1.5}}},
                                         ],
                                     }
                                 }
@@ -339,7 +354,7 @@ def test_route_bodies(name: str, request_: dict[str, Any], wanted: dict[str, Any
     assert bodies(plan_of(forced=forced, **request_)) == wanted
 
 
-CORPUS = [
+CORPUS: list[dict[str, Any]] = [
     # What the routes see of each: words 'carry over', the cosine with (1, 0, 0), dates.
     {"id": "both", "title": "carry", "text": "carry over", "embedding": [1, 0, 0], "creation_time": "2025-01-30", "lang": "en",
      "metadata": {"tenant": "a", "year": 2025}},
@@ -374,7 +389,12 @@ def corpus(node_url: str) -> Iterator[Collection]:
 @pytest.mark.node
 @pytest.mark.parametrize("name, request_, wanted, found", CASES, ids=[case[0] for case in CASES])
 async def test_node_route_bodies(
-    cluster: Cluster, corpus: Collection, name: str, request_: dict[str, Any], wanted: Any, found: dict[str, list[str]]
+    cluster: Cluster,
+    corpus: Collection,
+    name: str,
+    request_: dict[str, Any],
+    wanted: Any,
+    found: dict[str, list[str]],
 ) -> None:
     forced = [TENANT] if "key" in name else []
     plan = plan_of(corpus, forced=forced, **request_)
@@ -396,31 +416,58 @@ async def test_node_route_bodies(
 
 def test_a_plan_of_defaults() -> None:
     plan = plan_of()
-    assert [(route.name, route.kind, route.weight) for route in plan.routes] == [("text", "text", 1.0), ("vector", "vector", 1.0)]
-    assert (plan.placement, plan.base_decay, plan.window, plan.tail) == ("off", None, 100, None)
+    assert [(route.name, route.kind, route.weight) for route in plan.routes] == [
+        ("text", "text", 1.0),
+        ("vector", "vector", 1.0),
+    ]
+    assert (plan.placement, plan.base_decay, plan.window, plan.tails) == ("off", None, 100, ())
     assert (plan.origin_ms, plan.warnings, plan.fusion.rank_constant) == (NOW_MS, (), 60)
     assert plan.texts_to_embed() == ["carry over"]
 
 
 def test_a_collections_profile_is_used_where_the_request_says_nothing() -> None:
-    profile = Decay.model_validate({"half_life": "90d", "placement": "fused"})
+    decayed = Decay.model_validate({"half_life": "90d", "placement": "fused"})
+    ranked = COLLECTION.model_copy(
+        update={
+            "profiles": {
+                "current": Profile(decay=decayed, fusion=Fusion(method="linear")),
+                "words": Profile(routes=[Route(kind="text", weight=2)]),
+            },
+            "default_profile": "current",
+        }
+    )
 
     def plan(**options: Any) -> planning.Plan:
         request = Search.model_validate({"collection": "handbook", "query": "carry over", **options})
-        return make_plan(request, collection=COLLECTION, now_ms=NOW_MS, default_decay=profile)
+        return make_plan(request, collection=ranked, now_ms=NOW_MS)
 
-    assert (plan().placement, plan().base_decay) == ("fused", planning.decay.resolve(profile, default_floor=0.5))
+    assert (plan().placement, plan().base_decay) == (
+        "fused",
+        decay.resolve(decayed, default_floor=0.5),
+    )
+    assert (plan().fusion.method, [route.name for route in plan().routes]) == ("linear", ["text", "vector"])
     assert (plan(decay="off").placement, plan(decay="off").base_decay) == ("off", None)
+    assert plan(fusion={"method": "rrf"}).fusion.method == "rrf"
     own = plan(decay={"half_life": "1d"})
     assert own.placement == "route"
     assert own.base_decay is not None
     assert own.base_decay.scale_ms == DAY
+    named = plan(profile="words")
+    assert (named.placement, named.fusion.method) == ("off", "rrf")
+    assert [(route.name, route.weight) for route in named.routes] == [("text", 2)]
+    with pytest.raises(InvalidRequest, match="no profile 'other'") as caught:
+        plan(profile="other")
+    assert caught.value.remedy == "its profiles are: current, words"
 
 
 def test_embedded_texts_are_distinct_and_only_those_needed() -> None:
     assert plan_of(routes=[{"kind": "text"}]).texts_to_embed() == []
     assert plan_of(routes=[{"kind": "text"}], min_relevance=0).texts_to_embed() == ["carry over"]
-    several = [{"kind": "vector"}, {"kind": "fresh_vector", "query": "another"}, {"kind": "vector", "query": "another"}]
+    several = [
+        {"kind": "vector"},
+        {"kind": "fresh_vector", "query": "another"},
+        {"kind": "vector", "query": "another"},
+    ]
     assert plan_of(routes=several).texts_to_embed() == ["carry over", "another"]
     additive = plan_of(routes=[{"kind": "text"}], fusion={"method": "additive"}, decay={"hourly_loss": 0.01})
     assert additive.texts_to_embed() == ["carry over"]
@@ -428,18 +475,26 @@ def test_embedded_texts_are_distinct_and_only_those_needed() -> None:
 
 def test_a_longer_page_than_the_window_asks_for_a_tail_and_leaves_the_head() -> None:
     short, long = plan_of(top_k=10, decay=HALF_YEAR), plan_of(top_k=300, decay=HALF_YEAR)
-    assert (short.tail, long.tail) == (None, 300)
+    assert (short.tails, long.tails) == ((), (200, 400))
+    assert plan_of(top_k=150).tails == plan_of(top_k=200).tails == (200,)
+    assert plan_of(top_k=10_000).tails == (200, 400, 800, 1600, 3200, 6400, 10_000)
     assert bodies(short) == bodies(long)
-    assert bodies(long, size=300)["vector"]["query"]["function_score"]["query"] == base(near(STANDING, k=600))
+    assert bodies(long, size=400)["vector"]["query"]["function_score"]["query"] == base(near(STANDING, k=800))
 
 
 @pytest.mark.parametrize(
     "top_k, decay, k",
-    [(10, "off", 100), (10, HALF_YEAR, 200), (1, HALF_YEAR, 200), (10_000, "off", 10_000), (10_000, HALF_YEAR, 10_000)],
+    [
+        (10, "off", 100),
+        (10, HALF_YEAR, 200),
+        (1, HALF_YEAR, 200),
+        (10_000, "off", 10_000),
+        (10_000, HALF_YEAR, 10_000),
+    ],
 )
 def test_knn_params_bc27_bc10_k_is_oversampled_and_capped(top_k: int, decay: Any, k: int) -> None:
     plan = plan_of(top_k=top_k, decay=decay, routes=[{"kind": "vector", "num_candidates": 50}])
-    sent = bodies(plan, size=plan.tail or plan.window)["vector"]["query"]
+    sent = bodies(plan, size=[plan.window, *plan.tails][-1])["vector"]["query"]
     inner = sent["function_score"]["query"] if "function_score" in sent else sent
     knn = inner["bool"]["must"][0]["nested"]["query"]["knn"]
     assert (knn["k"], knn["num_candidates"]) == (k, k)
@@ -453,7 +508,10 @@ def test_knn_params_bc27_bc10_k_is_oversampled_and_capped(top_k: int, decay: Any
         ({"fusion": {"method": "additive"}, "decay": "off"}, "fusion.method"),
         ({"filter": {"price": {"gte": 3}}}, "filter.price.gte"),
         ({"routes": [{"kind": "text", "filter": {"price": {"gte": 3}}}]}, "routes[0].filter.price.gte"),
-        ({"decay": {"rate": 0.1}, "routes": [{"kind": "text", "decay": {"kind": "gauss"}}]}, "routes.decay.kind"),
+        (
+            {"decay": {"rate": 0.1}, "routes": [{"kind": "text", "decay": {"kind": "gauss"}}]},
+            "routes.decay.kind",
+        ),
         ({"decay": {"rate": 1e-300}}, "decay.rate"),
     ],
     ids=str,
@@ -467,7 +525,9 @@ def test_what_only_the_plan_can_see_is_refused(options: dict[str, Any], field: s
 
 def test_a_query_too_long_for_bm25_says_so() -> None:
     many = " ".join(f"w{at}" for at in range(1500))
-    assert plan_of(query=many).warnings == ("route 'text' reads only the first 512 distinct words of the query",)
+    assert plan_of(query=many).warnings == (
+        "route 'text' reads only the first 512 distinct words of the query",
+    )
     assert plan_of(query=many, routes=[{"kind": "vector"}]).warnings == ()
 
 
@@ -491,19 +551,20 @@ def test_ids_confine_a_route() -> None:
 
 def first(source: dict[str, Any], size: int = 1) -> dict[str, Any]:
     inner = {"_source": source, "size": size, "name": "first", "sort": [{"chunks.start": "asc"}]}
-    return {"nested": {"path": "chunks", "query": {"match_all": {}}, "score_mode": "none", "inner_hits": inner}}
+    return {
+        "nested": {"path": "chunks", "query": {"match_all": {}}, "score_mode": "none", "inner_hits": inner}
+    }
 
 
 CHUNK = {"includes": ["chunks.text", "chunks.start", "chunks.end"]}
-CHUNK_AND_VECTOR = {
-    "includes": ["chunks.text", "chunks.start", "chunks.end", "chunks.embedding"], "exclude_vectors": False,
-}  # fmt: skip
+CHUNK_AND_VECTOR = {"includes": ["chunks.text", "chunks.start", "chunks.end", "chunks.embedding"]}
 WORDED = {
     "bool": {
         "should": [
             {"match": {"chunks.text": {"query": "carry over"}}},
-            {"match": {"chunks.text.english": {"query": "carry over", "boost": 0.6}}},
+            {"match": {"chunks.text.english": {"query": "carry over", "boost": 1.0}}},
             {"match": {"chunks.text.thai": {"query": "carry over"}}},
+            {"match_phrase": {"chunks.text": {"query": "carry over", "boost": 1.0}}},
         ]
     }
 }
@@ -547,7 +608,9 @@ def test_fetch_body_without_a_vector_with_everything_asked_for() -> None:
                 ],
             }
         },
-        "_source": {"excludes": ["chunks.text", "chunks.hash", "chunks.embedding", "declared"]},
+        "_source": {
+            "excludes": ["chunks.text", "chunks.hash", "chunks.embedding", "declared"], "exclude_vectors": False,
+        },
         "version": True,
         "highlight": {
             "type": "unified",
@@ -595,16 +658,23 @@ async def test_node_fetch_and_measure(cluster: Cluster, corpus: Collection) -> N
         fetch_body(plan, None, ids=names, with_embedding=False),
         measure_body(plan, VECTORS["carry over"], ids=names),
     ]
-    answers = await cluster.msearch([({"index": f"halflife-{corpus.name}"}, each) for each in sent], timeout_s=60)
+    answers = await cluster.msearch(
+        [({"index": f"halflife-{corpus.name}"}, each) for each in sent], timeout_s=60
+    )
     fetched, worded, measured = (
         {hit["_id"]: hit for hit in answer["hits"]["hits"]} for answer in answers if isinstance(answer, dict)
     )
-    assert set(fetched) == set(worded) == set(measured) == {"both", "near", "old"}, "'expired' stays out everywhere"
+    assert set(fetched) == set(worded) == set(measured) == {"both", "near", "old"}, (
+        "'expired' stays out everywhere"
+    )
     chunk = fetched["both"]["inner_hits"]["nearest"]["hits"]["hits"][0]
     assert chunk["_source"]["text"] == "carry over"
     assert chunk["_source"]["embedding"] == [1.0, 0.0, 0.0]
     assert chunk["_score"] == pytest.approx(1.0)
-    assert fetched["both"]["highlight"] == {"title": ["<em>carry</em>"], "text": ["<em>carry</em> <em>over</em>"]}
+    assert fetched["both"]["highlight"] == {
+        "title": ["<em>carry</em>"],
+        "text": ["<em>carry</em> <em>over</em>"],
+    }
     assert "chunks" not in fetched["both"]["_source"]
     assert worded["near"]["inner_hits"]["worded"]["hits"]["hits"] == []
     assert len(worded["near"]["inner_hits"]["first"]["hits"]["hits"]) == 1
@@ -641,7 +711,10 @@ def test_reading_a_route() -> None:
             hit("e", 0.0, base_score=0.0, evergreen=True),
         ),
     )  # fmt: skip
-    got = [(each.id, each.rank, each.score, each.base, each.factor, each.aged_ms, each.salience) for each in read.candidates]
+    got = [
+        (each.id, each.rank, each.score, each.base, each.factor, each.aged_ms, each.salience)
+        for each in read.candidates
+    ]
     assert got == [
         ("b", 1, 2.0, 4.0, 0.5, ms, 0.5),
         # Rounded up by 32-bit floats; a factor lies in [0, 1].
@@ -679,7 +752,11 @@ def test_reading_chunks() -> None:
     two = hit("other", 2.9, base_score=2.9)
 
     def chunks(*scores: float) -> dict[str, Any]:
-        return {"chunks": {"hits": {"hits": [{"_nested": {"offset": at}, "_score": s} for at, s in enumerate(scores)]}}}
+        return {
+            "chunks": {
+                "hits": {"hits": [{"_nested": {"offset": at}, "_score": s} for at, s in enumerate(scores)]}
+            }
+        }
 
     one["inner_hits"], two["inner_hits"] = chunks(1.0, 4.0, 3.5), chunks(2.0)
     read = read_route(plan, plan.routes[0], answer(one, two))

@@ -62,10 +62,11 @@ TEXT_QUERY: dict[str, Any] = {
     "bool": {
         "should": [
             {"match": {"text": {"query": "carry over"}}},
-            {"match": {"text.english": {"query": "carry over", "boost": 0.6}}},
-            {"match": {"title": {"query": "carry over", "boost": 2.0}}},
-            {"match": {"title.english": {"query": "carry over", "boost": 1.2}}},
+            {"match": {"text.english": {"query": "carry over", "boost": 1.0}}},
+            {"match": {"title": {"query": "carry over", "boost": 1.5}}},
+            {"match": {"title.english": {"query": "carry over", "boost": 1.5}}},
             {"match": {"text.thai": {"query": "carry over"}}},
+            {"match_phrase": {"text": {"query": "carry over", "boost": 1.0}}},
         ],
         "minimum_should_match": 1,
     }
@@ -83,16 +84,17 @@ def test_chunk_text_query() -> None:
             "bool": {
                 "should": [
                     {"match": {"chunks.text": {"query": "carry over"}}},
-                    {"match": {"chunks.text.english": {"query": "carry over", "boost": 0.6}}},
+                    {"match": {"chunks.text.english": {"query": "carry over", "boost": 1.0}}},
                     {"match": {"chunks.text.thai": {"query": "carry over"}}},
+                    {"match_phrase": {"chunks.text": {"query": "carry over", "boost": 1.0}}},
                 ]
             }
         },
         "score_mode": "max",
     }
     titles = [
-        {"match": {"title": {"query": "carry over", "boost": 2.0}}},
-        {"match": {"title.english": {"query": "carry over", "boost": 1.2}}},
+        {"match": {"title": {"query": "carry over", "boost": 1.5}}},
+        {"match": {"title.english": {"query": "carry over", "boost": 1.5}}},
     ]
     assert queries.chunk_text_query("carry over", inner_hits=None) == {
         "bool": {"must": [{"nested": chunk}], "should": titles}
@@ -135,7 +137,9 @@ def test_vector_query() -> None:
 
 
 def test_a_named_query_keeps_its_own_score() -> None:
-    assert queries.named({"match_all": {}}, "base") == {"bool": {"must": [{"match_all": {}}], "_name": "base"}}
+    assert queries.named({"match_all": {}}, "base") == {
+        "bool": {"must": [{"match_all": {}}], "_name": "base"}
+    }
 
 
 def test_standing_filters() -> None:
@@ -208,7 +212,11 @@ def test_highlight() -> None:
         "highlight_query": TEXT_QUERY,
         "fields": {
             "title": {"number_of_fragments": 0, "matched_fields": ["title", "title.english"]},
-            "text": {"number_of_fragments": 3, "fragment_size": 160, "matched_fields": ["text", "text.english"]},
+            "text": {
+                "number_of_fragments": 3,
+                "fragment_size": 160,
+                "matched_fields": ["text", "text.english"],
+            },
         },
     }
 
@@ -253,7 +261,7 @@ def test_the_threshold_takes_in_what_equals_it_up_to_the_stored_precision() -> N
 
 # --- the node takes them ---------------------------------------------------------------------------------------------
 
-DOCUMENTS = [
+DOCUMENTS: list[dict[str, Any]] = [
     {"id": "a", "title": "Leave", "text": "How leave is carried over", "embedding": [1, 0, 0], "creation_time": "2025-01-30"},
     {"id": "b", "title": "Carry", "text": "nothing here", "embedding": [1, 1, 0], "creation_time": "2025-01-30"},
     {"id": "c", "text": "carry over", "embedding": [0, 1, 0], "creation_time": "2024-01-01", "updated_at": "2025-01-20"},
@@ -283,7 +291,9 @@ def corpus(node_url: str) -> Iterator[Collection]:
     asyncio.run(run(collection))
 
 
-async def found(cluster: Cluster, collection: Collection, query: dict[str, Any], **body: Any) -> dict[str, Any]:
+async def found(
+    cluster: Cluster, collection: Collection, query: dict[str, Any], **body: Any
+) -> dict[str, Any]:
     """Return id -> hit, in the cluster's order."""
     answer = await cluster.search(
         f"halflife-{collection.name}", {"size": 20, "query": query, "_source": False, **body}, timeout_s=60
@@ -319,7 +329,11 @@ async def test_node_vectors(cluster: Cluster, corpus: Collection) -> None:
     two = await found(cluster, corpus, queries.vector_query(VECTOR, k=2, num_candidates=2, filters=[]))
     assert (len(two), next(iter(two))) == (2, "a")
     filtered = queries.vector_query(
-        VECTOR, k=2, num_candidates=2, filters=[{"ids": {"values": ["d", "g", "c"]}}], inner_hits={"_source": False}
+        VECTOR,
+        k=2,
+        num_candidates=2,
+        filters=[{"ids": {"values": ["d", "g", "c"]}}],
+        inner_hits={"_source": False},
     )
     hits = await found(cluster, corpus, filtered)
     assert list(hits) == ["g", "c"], "a pre-filter: two of the three, not what is left of the two nearest"

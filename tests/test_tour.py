@@ -56,6 +56,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        env={**os.environ, "COLUMNS": "140"},
     )
     shown = Running(process, data)
     reader = threading.Thread(target=shown.read)
@@ -71,6 +72,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         process.kill()
         process.wait()
         reader.join(10)
+        assert process.stdout is not None
+        process.stdout.close()
         stack.stop(data, print)
 
 

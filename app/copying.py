@@ -1,0 +1,201 @@
+"""Many documents read out of an index and written into one, through whatever troubles the cluster has meanwhile.
+
+Reads are pages of a point in time, writes carry the versions that were read: repeating either changes nothing. Knows
+no collection and no reindex.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from app import fields
+from app.elastic import BulkAction, Cluster
+from app.errors import ClusterUnavailable, CursorExpired, Unavailable
+
+Json = dict[str, Any]
+Hit = dict[str, Any]
+T = TypeVar("T")
+
+PAGE_DOCUMENTS: Final = 500
+PAGE_BYTES: Final = 8 * 2**20
+SCAN_IDS: Final = 5_000
+BULK_BYTES: Final = 8 * 2**20
+KEEP_ALIVE_S: Final = 300.0
+READ_TIMEOUT_S: Final = 30.0
+
+
+async def patiently(do: Callable[[], Awaitable[T]], *, budget_s: float) -> T:
+    """Do something that may be repeated, again while the cluster is unavailable and the budget lasts."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + budget_s
+    pause_s = 0.05
+    while True:
+        try:
+            return await do()
+        except Unavailable:
+            if loop.time() >= until:
+                raise
+        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
+        pause_s = min(2.0, pause_s * 2)
+
+
+async def pages(
+    cluster: Cluster,
+    index: str,
+    *,
+    whole: bool,
+    after: str | None = None,
+    query: Mapping[str, Any] | None = None,
+    shard: int | None = None,
+    foreign: bool = False,
+    budget_s: float,
+) -> AsyncIterator[list[Hit]]:
+    """Yield documents in id order, in pages, as of one point in time; if that is lost, another goes on.
+
+    `whole`: with everything in them, vectors too, and pages that stay below some MB; else ids and versions. `foreign`:
+    of an index that has no `document_id`: then in no order, and what was read is read again if the point in time is
+    lost.
+    """
+    pit: str | None = None
+    size = 32 if whole else SCAN_IDS
+    loop = asyncio.get_running_loop()
+    until: float | None = None
+    pause_s = 0.05
+    timeout_s = max(READ_TIMEOUT_S, cluster.request_timeout_s)
+    place: list[Any] | None = None if after is None else [after]
+    try:
+        while True:
+            body: Json = {
+                "size": size,
+                "query": query or {"match_all": {}},
+                "sort": ["_shard_doc"] if foreign else [{fields.DOCUMENT_ID: "asc"}],
+                "version": True,
+                "track_total_hits": False,
+                "_source": {"exclude_vectors": False} if whole else False,
+            }
+            if place is not None:
+                body["search_after"] = place
+            try:
+                pit = pit or await cluster.open_pit(
+                    index, keep_alive_s=KEEP_ALIVE_S, timeout_s=timeout_s, allow_partial=False, shard=shard
+                )
+                body["pit"] = {"id": pit, "keep_alive": f"{round(KEEP_ALIVE_S * 1000)}ms"}
+                answer = await cluster.search(None, body, timeout_s=timeout_s, doing=f"reading {index}")
+                if answer.get("timed_out") or answer["_shards"]["failed"]:
+                    raise ClusterUnavailable(f"reading {index}: not every shard answered")
+            except (CursorExpired, Unavailable) as error:
+                # A point in time lives on certain nodes and is gone with them.
+                pit, size = None, max(8, size // 2)
+                place = None if foreign else place
+                until = until or loop.time() + budget_s
+                if loop.time() > until:
+                    raise ClusterUnavailable(f"reading {index}: {error.detail}") from error
+                await asyncio.sleep(pause_s)
+                pause_s = min(2.0, pause_s * 2)
+                continue
+            until, pause_s = None, 0.05
+            hits: list[Hit] = answer["hits"]["hits"]
+            pit = answer.get("pit_id", pit)
+            if hits:
+                yield hits
+                # Past the first value stands what tells equal ones apart in this point in time only.
+                place = hits[-1]["sort"][:1]
+            if len(hits) < size:
+                return
+            if whole:
+                bytes_ = sum(map(_weight, hits)) / len(hits)
+                size = max(8, min(PAGE_DOCUMENTS, size * 2, int(PAGE_BYTES / bytes_)))
+    finally:
+        if pit is not None:
+            await cluster.close_pit(pit)
+
+
+async def fill(cluster: Cluster, actions: Sequence[BulkAction], *, budget_s: float) -> dict[str, str] | None:
+    """Write documents under the versions they have and return id -> why of those that the index refuses.
+
+    One that has this version or a newer one is there already. Returns None if the alias is gone or its index is
+    blocked: then someone else has decided about it. Raises StorageFull, and ClusterUnavailable past the budget.
+    """
+    pending = list(actions)
+    refused: dict[str, str] = {}
+    pause_s = 0.05
+    loop = asyncio.get_running_loop()
+    until = loop.time() + budget_s
+    timeout_s = max(READ_TIMEOUT_S, cluster.request_timeout_s)
+    while pending:
+        again: list[BulkAction] = []
+        for part in _by_size(pending):
+            outcomes = await patiently(
+                lambda part=part: cluster.bulk(part, timeout_s=timeout_s),  # type: ignore[misc]
+                budget_s=budget_s,
+            )
+            for action, outcome in zip(part, outcomes, strict=True):
+                match outcome.fate:
+                    case "applied" | "superseded":
+                        pass
+                    case "retry":
+                        again.append(action)
+                    case "fenced":
+                        return None
+                    case "refused":
+                        refused[action.id] = str(outcome.reason)
+                    case _:
+                        error = outcome.error("filling an index")
+                        assert error is not None
+                        raise error
+        if again:
+            if loop.time() > until:
+                raise ClusterUnavailable("filling an index: the cluster is overloaded")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2.0, pause_s * 2)
+        pending = again
+    return refused
+
+
+async def versions(cluster: Cluster, index: str, ids: Sequence[str], *, budget_s: float) -> dict[str, int]:
+    """Return id -> version of those that an index has, in real time."""
+    found: dict[str, int] = {}
+    for first in range(0, len(ids), 1_000):
+        part = list(ids[first : first + 1_000])
+        entries = await patiently(
+            lambda part=part: cluster.mget(  # type: ignore[misc]
+                index, part, source=False, timeout_s=cluster.request_timeout_s
+            ),
+            budget_s=budget_s,
+        )
+        found |= {entry["_id"]: entry["_version"] for entry in entries if entry.get("found")}
+    return found
+
+
+def _weight(hit: Hit) -> int:
+    """Return about how many bytes a document has as JSON."""
+    return 100 + _size(hit["_source"])
+
+
+def _size(value: Any) -> int:
+    match value:
+        case str():
+            return len(value) + 4
+        case dict():
+            return sum(len(key) + 4 + _size(each) for key, each in value.items())
+        case [float(), *_]:
+            return 12 * len(value)
+        case list():
+            return sum(map(_size, value)) + 2
+        case _:
+            return 8
+
+
+def _by_size(actions: Sequence[BulkAction]) -> Iterator[list[BulkAction]]:
+    part: list[BulkAction] = []
+    size = 0
+    for action in actions:
+        bytes_ = len(action.source)
+        if part and (len(part) >= PAGE_DOCUMENTS or size + bytes_ > BULK_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(action)
+        size += bytes_
+    if part:
+        yield part

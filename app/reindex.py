@@ -1,0 +1,1086 @@
+"""A collection's move to another index while it is read and written: new mapping, declared fields, shards or model.
+
+The protocol, each step repeatable and the whole resumable after a kill at any point:
+
+1. Write down what is wanted; create the new index, which nobody reads or writes.
+2. Note each shard's global checkpoint, then copy everything in id order, with versions and vectors.
+3. Copy what came after the checkpoint, round after round, until a round is short.
+4. Compare all (id, version) pairs and who has vectors; copy again what is behind; refuse on any mismatch left.
+5. Fence the old index (see `moves`), copy the last changes, count again, swap the aliases in one call.
+6. Look once more for what a straggler may have put into the old index.
+
+Writers write one index at any time and need neither the new index nor its model before the swap, so a new index that
+refuses documents, or an embedding server that is down, stops the reindex and no write. External versions make both
+indices a per-id maximum: the order of arrival and repeats don't matter. The old index stays, blocked, until `finish`;
+until then a rollback is the same move the other way round, from the checkpoint noted at the swap.
+
+Owns the order of these steps. The aliases are `moves`', a collection's shape is `catalog`'s.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from app import catalog, chunking, copying, documents, fields, moves, names
+from app.copying import patiently
+from app.documents import InvalidItem, Source
+from app.elastic import BulkAction, Cluster, encode
+from app.errors import (
+    ClusterUnavailable,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    SchemaMismatch,
+    Unavailable,
+)
+from app.models import Collection, CollectionOptions, DeclaredType, Similarity
+from app.moves import Ledger, Standing, State, Taken
+from app.writes import DocumentEmbedder
+
+Json = dict[str, Any]
+Hit = dict[str, Any]
+T = TypeVar("T")
+
+SHORT_ROUND: Final = 200
+"""A round of changes this short can be left to the fence."""
+ROUNDS: Final = 12
+FENCES: Final = 5
+COMPARED_IN_FENCE: Final = 20_000
+"""A collection of up to so many documents is compared pair by pair inside the fence too (about 0.3 s)."""
+SAMPLE: Final = 64
+NAMED_IDS: Final = 20
+
+
+class Mismatch(Conflict):
+    """The new index does not hold what the old one does; nothing was swapped."""
+
+    code = "reindex-mismatch"
+    title = "The new index does not match"
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is to be different afterwards; None leaves it as it is. The mapping always becomes the shipped one."""
+
+    declare: Mapping[str, DeclaredType] = field(default_factory=dict)
+    undeclare: frozenset[str] = frozenset()
+    shards: int | None = None
+    replicas: int | None = None
+    model: str | None = None
+    dims: int | None = None
+    similarity: Similarity | None = None
+    rechunk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the new index is to be, nothing left open; `replicas` None: as the templates have it."""
+
+    declared: dict[str, DeclaredType]
+    similarity: Similarity
+    dims: int
+    model: str | None
+    shards: int
+    replicas: int | None
+    rechunk: bool
+
+    def options(self) -> CollectionOptions:
+        """Return it as a collection is made from it."""
+        given: Json = {"declared": self.declared, "similarity": self.similarity, "shards": self.shards}
+        if self.replicas is not None:
+            given["replicas"] = self.replicas
+        return CollectionOptions(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a reindex would do, and about what it costs; `tokens` and `seconds` are estimates from a sample."""
+
+    collection: str
+    source: str
+    goal: Goal
+    changes: list[str]
+    documents: int
+    tombstones: int
+    chunks: int
+    store_bytes: int
+    reembeds: bool
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far it is; `total` grows while writes go on."""
+
+    step: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run has done: the state it left, and the documents that the new index refused."""
+
+    state: State
+    failures: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """From one index to another, as their mappings have it."""
+
+    source: Collection
+    target: Collection
+    rechunk: bool
+
+    @property
+    def same_space(self) -> bool:
+        """Tell whether vectors can be handed over."""
+        return (self.source.model, self.source.dims) == (self.target.model, self.target.dims)
+
+    @property
+    def same_chunks(self) -> bool:
+        """Tell whether both have the same chunks with the same vectors."""
+        return self.same_space and not self.rechunk
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How texts are cut if they are cut anew."""
+
+    max_tokens: int = chunking.DEFAULT_MAX_TOKENS
+    overlap_tokens: int = chunking.DEFAULT_OVERLAP_TOKENS
+
+
+class Reindexer:
+    """Moves one collection; every method may be called by any process at any time."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        collection: str,
+        *,
+        embedder: Callable[[Collection], DocumentEmbedder],
+        now: Callable[[], datetime],
+        chunks: Chunking | None = None,
+        rate: float | None = None,
+        patience_s: float = 120.0,
+        report: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        """`embedder` returns what embeds for an index, or raises InvalidRequest; `rate`: documents a second at most."""
+        self._cluster = cluster
+        self._name = collection
+        self._embedder = embedder
+        self._now = now
+        self._chunks = chunks or Chunking()
+        self._rate = rate
+        self._patience_s = patience_s
+        self._report = report
+        self._failures: dict[str, str] = {}
+        self._paced_until = 0.0
+
+    # --- what would be done
+
+    async def plan(self, changes: Changes) -> Plan:
+        """Return what a reindex would change and cost; changes nothing. Raises NotFound without the collection."""
+        standing = await self._standing()
+        source = await self._describe(standing.live or "")
+        goal = await self._goal(source, changes)
+        lane = Lane(source, _shaped(source, goal, source.index), goal.rechunk)
+        await self._cluster.refresh(source.index)
+        total = await self._cluster.count(source.index)
+        tombstones = await self._cluster.count(source.index, {"term": {fields.DELETED: True}})
+        stats = await self._cluster.index_stats(source.index)
+        reembeds = not lane.same_chunks
+        chunks = await self._count_chunks(source.index)
+        begun = asyncio.get_running_loop().time()
+        sample = await self._sample(source.index)
+        tokens, seconds = 0, 0.0
+        live = [hit["_source"] for hit in sample if not hit["_source"].get(fields.DELETED)]
+        if live and reembeds:
+            counted = [
+                chunking.estimate_tokens(_text_of(one, chunk))
+                for one in live
+                for chunk in one.get(fields.CHUNKS, ())
+            ]
+            tokens = round(sum(counted) / len(live) * (total - tombstones))
+        if sample:
+            # What a page costs to read and to make ready; to index it takes about as long again. A few documents tell
+            # how quick the model is.
+            tried = sample[:8] if reembeds else sample
+            await self._convert(lane, tried)
+            self._failures.clear()
+            seconds = (asyncio.get_running_loop().time() - begun) / len(tried) * total * 2
+        return Plan(
+            collection=self._name,
+            source=source.index,
+            goal=goal,
+            changes=await self._differences(source, goal),
+            documents=total - tombstones,
+            tombstones=tombstones,
+            chunks=chunks,
+            store_bytes=int(stats["_all"]["total"]["store"]["size_in_bytes"]),
+            reembeds=reembeds,
+            tokens=tokens,
+            seconds=seconds,
+        )
+
+    async def status(self) -> tuple[State | None, Standing]:
+        """Return what is written down of the last reindex, and where the aliases lead."""
+        return await self._ledger().load(), await self._look()
+
+    # --- doing it
+
+    async def run(self, changes: Changes | None, *, allow_missing: int = 0) -> Outcome:
+        """Begin the reindex, or go on with the one under way, up to the swap.
+
+        `changes` None: only go on. Raises InvalidRequest if one with other changes is under way, Conflict if one
+        waits to be finished or rolled back, Mismatch if more documents than `allow_missing` can't be brought over,
+        Taken and moves.Paused at another process' word; then everything so far is kept.
+        """
+        ledger = self._ledger()
+        state = await ledger.load()
+        standing = await self._standing()
+        if state is not None and state.under_way and standing.live not in (state.source, state.target):
+            state = None  # the collection was deleted and made again since
+        if state is not None and state.phase == "copying":
+            if changes is not None and asdict(await self._goal_now(state, changes)) != state.wanted:
+                raise InvalidRequest(
+                    f"a reindex of `{self._name}` with other changes is under way",
+                    remedy="run it without options to go on with it, or end it with --abort",
+                )
+            await self._make_sure_of_silence(ledger)
+            await ledger.take()
+        elif state is not None and state.under_way:
+            swapped = state.phase == "swapped"
+            raise Conflict(
+                f"`{self._name}` was {'reindexed' if swapped else 'being rolled back'} and its other index is still there",
+                remedy="end it with --finish, or undo it with --rollback",
+            )
+        elif changes is None:
+            raise NotFound(f"no reindex of `{self._name}` is under way")
+        else:
+            await self._begin(ledger, standing, changes)
+        async with ledger.heartbeat():
+            await self._move(ledger, allow_missing)
+        return Outcome(ledger.state, dict(self._failures))
+
+    async def _begin(self, ledger: Ledger, standing: Standing, changes: Changes) -> None:
+        source = await self._describe(standing.live or "")
+        goal = await self._goal(source, changes)
+        if standing.filling is not None:
+            # Left by one that was aborted while it was being made: only an index of ours carries that alias.
+            left = standing.filling
+            await self._again(lambda: moves.give_up_filling(self._cluster, self._name, left))
+            if names.collection_of(left) == self._name and left != standing.live:
+                await self._again(lambda: self._delete(left))
+        await ledger.begin(
+            State(
+                collection=self._name,
+                phase="copying",
+                owner=ledger.owner,
+                source=source.index,
+                target=names.index_name(self._name, self._now()),
+                wanted=asdict(goal),
+                started_at=ledger.stamp(),
+            )
+        )
+        purge = Ledger(self._cluster, self._name, owner=ledger.owner, now=self._now, kind="purge")
+        if (found := await purge.load()) is not None and found.under_way and not await purge.silent():
+            await ledger.save(phase="aborted")
+            raise Conflict(f"tombstones of `{self._name}` are being purged", remedy="begin when that is over")
+
+    async def _move(self, ledger: Ledger, allow_missing: int) -> None:
+        """Go from wherever the state and the aliases are to a swapped collection."""
+        state = ledger.state
+        goal = Goal(**state.wanted)
+        standing = await self._look()
+        if standing.live != state.target:
+            await self._ensure_target(state, goal)
+            lane = await self._lane(state.source, state.target, rechunk=goal.rechunk)
+            if standing.fenced == state.source:
+                await self._lift(standing.generation, state.source)
+            await self._first_copy(ledger, lane)
+            await self._restore_settings(state.target, goal, like=state.source)
+            await self._turn(ledger, lane, allow_missing)
+        else:
+            lane = await self._lane(state.source, state.target, rechunk=goal.rechunk)
+        await self._sweep(ledger, lane)
+        await ledger.save(phase="swapped", missing=len(self._failures))
+
+    async def roll_back(self) -> Outcome:
+        """Bring what was written since the swap back into the old index, make that live again, delete the new one.
+
+        May be called again after it was interrupted. Raises Conflict if there is nothing to roll back.
+        """
+        ledger = self._ledger()
+        state = await ledger.load()
+        if state is None or state.phase not in ("swapped", "returning"):
+            raise Conflict(
+                f"`{self._name}` has no reindex to roll back",
+                remedy="one that has not been swapped is ended with --abort; one that was finished can't be undone",
+            )
+        if state.phase == "returning":
+            await self._make_sure_of_silence(ledger)
+        await ledger.take(phase="returning")
+        async with ledger.heartbeat():
+            standing = await self._look()
+            back = await self._lane(state.target, state.source, rechunk=False)
+            if standing.live == state.target:
+                if standing.fenced == state.target:
+                    await self._lift(standing.generation, state.target)
+                await self._again(lambda: moves.permit_filling(self._cluster, self._name, state.source))
+                await self._turn(ledger, back, 0)
+            await self._sweep(ledger, back)
+            await self._drop(ledger, back)
+            await ledger.save(phase="rolled-back")
+        return Outcome(ledger.state, dict(self._failures))
+
+    async def finish(self) -> State:
+        """Delete the old index, having made sure once more that nothing in it is ahead. Raises Conflict if there is none."""
+        ledger = self._ledger()
+        state = await ledger.load()
+        if state is None or state.phase != "swapped":
+            raise Conflict(f"`{self._name}` has no reindex that waits to be finished", remedy="see --status")
+        await ledger.take()
+        async with ledger.heartbeat():
+            lane = await self._lane(state.source, state.target, rechunk=bool(state.wanted.get("rechunk")))
+            await self._drop(ledger, lane)
+            await ledger.save(phase="finished")
+        return ledger.state
+
+    async def abort(self) -> State:
+        """End a reindex that has not been swapped, whoever works on it, and delete its new index.
+
+        A rollback under way is given up instead: the collection stays with the new index. Raises Conflict if there is
+        nothing to abort, or if the swap was quicker.
+        """
+        ledger = self._ledger()
+        state = await ledger.load()
+        if state is None or state.phase not in ("copying", "returning"):
+            raise Conflict(
+                f"`{self._name}` has no reindex to abort",
+                remedy="one that has been swapped is undone with --rollback",
+            )
+        await ledger.take()
+        filled, kept = (
+            (state.target, state.source) if state.phase == "copying" else (state.source, state.target)
+        )
+        await self._again(lambda: moves.give_up_filling(self._cluster, self._name, filled))
+        standing = await self._look()
+        if standing.live == filled:
+            raise Conflict(
+                f"`{self._name}` has been swapped already",
+                remedy="run the same command again to bring it to its end, then use --rollback",
+            )
+        if standing.fenced == kept:
+            await self._lift(standing.generation, kept)
+        if state.phase == "returning":
+            await self._again(lambda: self._cluster.add_write_block(filled))
+            await ledger.save(phase="swapped")
+            return ledger.state
+        await self._again(lambda: self._delete(filled))
+        await ledger.save(phase="aborted")
+        return ledger.state
+
+    async def pause(self) -> State:
+        """Ask whoever works on it to stop; running it again goes on. Raises Conflict if nothing is under way."""
+        ledger = self._ledger()
+        state = await ledger.load()
+        if state is None or state.phase not in ("copying", "returning"):
+            raise Conflict(f"no reindex of `{self._name}` is under way", remedy="see --status")
+        await ledger.ask_to_pause()
+        return ledger.state
+
+    # --- the steps
+
+    async def _ensure_target(self, state: State, goal: Goal) -> None:
+        """Create the new index with the permit to fill it, unless it is there; refuse if someone took that away."""
+        body = catalog.index_body(
+            self._name,
+            goal.options(),
+            dims=goal.dims,
+            model=goal.model,
+            slot_aliases={moves.copy_alias(self._name): {}},
+        )
+        body.setdefault("settings", {}).setdefault("index", {}).update(
+            number_of_replicas=0, auto_expand_replicas="false", refresh_interval="-1"
+        )
+
+        async def create() -> None:
+            with contextlib.suppress(Conflict):
+                await self._cluster.create_index(state.target, body)
+
+        await self._again(create)
+        if (await self._look()).filling != state.target:
+            raise Taken(
+                f"the index {state.target} may no longer be filled: the reindex was aborted or swapped",
+                remedy="see --status",
+            )
+        mapping = (await self._cluster.get_mapping(state.target))[state.target]
+        catalog.read_collection(self._name, state.target, mapping)
+
+    async def _first_copy(self, ledger: Ledger, lane: Lane) -> None:
+        if ledger.state.copied:
+            return
+        if not ledger.state.base:
+            await ledger.save(
+                base=await self._checkpoints(lane.source.index),
+                total=await self._again(lambda: self._cluster.count(lane.source.index)),
+            )
+        await self._refresh(lane.source.index)
+        done = ledger.state.done
+        async for hits in self._pages(lane.source.index, after=ledger.state.after, whole=True):
+            ledger.check()
+            await self._put(lane, hits, moves.copy_alias(self._name))
+            done += len(hits)
+            # The heartbeat writes it down; what it misses is copied again.
+            ledger.note(after=hits[-1]["_id"], done=done)
+            self._tell("copying", done, max(done, ledger.state.total))
+            await self._pace(len(hits))
+        await ledger.save(copied=True, after=None, done=done)
+
+    async def _changes_since(self, ledger: Ledger, lane: Lane, via: str, *, keep: bool = True) -> int:
+        """Copy what came after `base`, and note how far that was; return how many documents it were."""
+        base = ledger.state.base
+        reached = await self._checkpoints(lane.source.index)
+        await self._refresh(lane.source.index)
+        copied = 0
+        for shard in reached:
+            query = {"range": {"_seq_no": {"gt": base.get(shard, -1)}}}
+            async for hits in self._pages(lane.source.index, query=query, shard=int(shard), whole=True):
+                ledger.check()
+                await self._put(lane, hits, via)
+                copied += len(hits)
+                # Not held back by the rate: it must be quicker than the writers, or it never ends.
+                self._tell("catching up", copied, copied)
+        if keep:
+            ledger.note(base=reached)
+        return copied
+
+    async def _restore_settings(self, index: str, goal: Goal, *, like: str) -> None:
+        """Give the new index its refresh and replicas, and wait until it is as healthy as the old one."""
+        [old] = (await self._again(lambda: self._cluster.get_settings(like))).values()
+        template = (await self._again(lambda: self._cluster.simulate_index(index)))["settings"]["index"]
+        settings: Json = {
+            "index.refresh_interval": old.get("index.refresh_interval", template.get("refresh_interval"))
+        }
+        if goal.replicas is not None:
+            settings["index.auto_expand_replicas"] = "false"
+            settings["index.number_of_replicas"] = goal.replicas
+        else:
+            settings["index.auto_expand_replicas"] = template.get("auto_expand_replicas", "false")
+            settings["index.number_of_replicas"] = template.get("number_of_replicas", 1)
+        await self._again(lambda: self._cluster.put_settings(index, settings))
+        self._tell("waiting for replicas", 0, 0)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._patience_s
+        while True:
+            health = await self._again(
+                lambda: self._cluster.health(index, wait_for_status="green", timeout_s=5)
+            )
+            if health["status"] == "green":
+                return
+            if health["status"] == "yellow" and loop.time() > until - self._patience_s + 10:
+                before = await self._again(lambda: self._cluster.health(like, timeout_s=5))
+                if before["status"] != "green":
+                    return
+            if loop.time() > until:
+                raise ClusterUnavailable(
+                    f"the new index {index} is {health['status']}: not all its copies are in place",
+                    remedy="see GET /_cluster/allocation/explain, then run the same command again",
+                )
+
+    async def _turn(self, ledger: Ledger, lane: Lane, allow_missing: int) -> None:
+        """Catch up, compare, fence and swap; again with more rounds if the last changes took too long."""
+        via = moves.copy_alias(self._name)
+        if lane.target.index == ledger.state.source and ledger.state.phase == "returning":
+            ledger.note(base=dict(ledger.state.turned))
+        for attempt in range(FENCES):
+            for _ in range(ROUNDS):
+                begun = asyncio.get_running_loop().time()
+                copied = await self._changes_since(ledger, lane, via)
+                took_s = asyncio.get_running_loop().time() - begun
+                if copied <= SHORT_ROUND and took_s < moves.FENCE_TIMEOUT_S / 3:
+                    break
+            if attempt == 0:
+                await self._compare(lane, via, ledger)
+                self._refuse_missing(allow_missing)
+            if await self._exchange(ledger, lane, via, allow_missing):
+                return
+        raise Conflict(
+            f"`{self._name}` is written to faster than its changes can be brought over",
+            remedy="try again when fewer writes come, or with a faster embedding server; nothing was swapped",
+        )
+
+    async def _exchange(self, ledger: Ledger, lane: Lane, via: str, allow_missing: int) -> bool:
+        """Fence the source, bring its last changes over, swap; False if that could not be done in time."""
+        source, target = lane.source.index, lane.target.index
+        standing = await self._look()
+        if standing.live == target:
+            return True
+        if standing.written != source or standing.live != source:
+            if standing.fenced == source:
+                await self._lift(standing.generation, source)
+                return False
+            raise Taken(f"`{self._name}` is no longer in {source}", remedy="see --status")
+        self._tell("fencing", 0, 0)
+        generation = standing.generation + 1
+        try:
+            try:
+                async with asyncio.timeout(moves.FENCE_TIMEOUT_S):
+                    await moves.fence(self._cluster, self._name, index=source, generation=standing.generation)
+                    await self._changes_since(ledger, lane, via)
+                    await self._refresh(target)
+                    await self._check_in_fence(lane, allow_missing, _left_behind(ledger.state))
+                    await ledger.save(
+                        **(
+                            {}
+                            if ledger.state.phase == "returning"
+                            else {"turned": await self._checkpoints(target)}
+                        )
+                    )
+                    ledger.check()
+                await moves.swap(
+                    self._cluster,
+                    self._name,
+                    source=source,
+                    target=target,
+                    generation=generation,
+                    read_properties=catalog.read_alias_properties(),
+                )
+            except (TimeoutError, Unavailable, NotFound) as error:
+                # What became of the last call is not known; the aliases are.
+                if (await self._look()).live == target:
+                    return True
+                if isinstance(error, NotFound) and (await self._look()).filling != target:
+                    raise Taken(
+                        f"the reindex of `{self._name}` was aborted by another process", remedy="see --status"
+                    ) from error
+                return False
+        finally:
+            # Whatever ends this, a Ctrl-C too: writers must not stay outside. Does nothing after the swap.
+            await asyncio.shield(asyncio.ensure_future(self._let_in(source)))
+        return True
+
+    async def _let_in(self, source: str) -> None:
+        standing = await self._look()
+        if standing.fenced == source:
+            await self._lift(standing.generation, source)
+
+    async def _check_in_fence(self, lane: Lane, allow_missing: int, spare: int) -> None:
+        """Count documents and vectors of both, now that nobody writes; compare all pairs where they are few.
+
+        `spare`: so many documents the target may hold beyond the source.
+        """
+        source, target = lane.source.index, lane.target.index
+        counts = [await self._cluster.count(index) for index in (source, target)]
+        if not counts[0] - len(self._failures) <= counts[1] <= counts[0] + spare:
+            raise Mismatch(
+                f"{source} holds {counts[0]} documents, {target} {counts[1]}",
+                remedy="nothing was swapped; run it again to copy what is missing, or --abort",
+            )
+        if lane.same_chunks and not self._failures and not spare:
+            chunks = [await self._count_chunks(index) for index in (source, target)]
+            if chunks[0] != chunks[1]:
+                raise Mismatch(
+                    f"{source} holds {chunks[0]} vectors, {target} {chunks[1]}",
+                    remedy="nothing was swapped; --abort and reindex anew",
+                )
+        if counts[0] <= COMPARED_IN_FENCE:
+            behind, ahead = await self._differing(source, target)
+            unexpected = [id_ for id_ in behind if id_ not in self._failures]
+            unexpected += ahead if len(ahead) > spare else ()
+            if unexpected or len(behind) > allow_missing:
+                raise _mismatch(source, target, unexpected or list(behind))
+
+    async def _sweep(self, ledger: Ledger, lane: Lane) -> None:
+        """Bring over what a straggler put into the source after the last look; the source stays blocked."""
+        source = lane.source.index
+        await self._again(lambda: self._cluster.add_write_block(source))
+        standing = await self._look()
+        if standing.live == lane.target.index:
+            via = names.write_alias(self._name, standing.generation, "a")
+            with contextlib.suppress(Taken):
+                await self._changes_since(ledger, lane, via, keep=False)
+
+    async def _drop(self, ledger: Ledger, lane: Lane) -> None:
+        """Delete the source of a finished move, having made sure that nothing in it is ahead of the live index."""
+        source, target = lane.source.index, lane.target.index
+        if source not in await self._again(
+            lambda: self._cluster.resolve_index(names.index_pattern(self._name))
+        ):
+            return
+        standing = await self._look()
+        if standing.live != target or source in (standing.written, standing.fenced):
+            raise Mismatch(f"{source} is in use: the collection is read from {standing.live}")
+        via = names.write_alias(self._name, standing.generation, "a")
+        await self._compare(lane, via, ledger, target_moves=True)
+        self._refuse_missing(ledger.state.missing)
+        await self._again(lambda: self._delete(source))
+
+    async def _delete(self, index: str) -> None:
+        with contextlib.suppress(NotFound):
+            await self._cluster.delete_indices([index])
+
+    # --- comparing
+
+    async def _compare(self, lane: Lane, via: str, ledger: Ledger, *, target_moves: bool = False) -> None:
+        """Compare all (id, version) pairs and who has vectors; copy what is behind. Raises Mismatch for what stays so.
+
+        `target_moves`: the target is the one that is written to, so only what is behind in it matters.
+        """
+        source, target = lane.source.index, lane.target.index
+        await self._refresh(source)
+        await self._refresh(target)
+        behind, ahead = await self._differing(source, target)
+        if ahead and not target_moves:
+            now = await self._versions(source, list(ahead))
+            strange = [id_ for id_, version in ahead.items() if now.get(id_, -1) < version]
+            if len(strange) > _left_behind(ledger.state):
+                raise _mismatch(source, target, strange)
+        for ids in _parts(list(behind), copying.PAGE_DOCUMENTS):
+            ledger.check()
+            query = {"ids": {"values": ids}}
+            async for hits in self._pages(source, query=query, whole=True):
+                await self._put(lane, hits, via)
+        reached = await self._versions(target, list(behind))
+        left = [id_ for id_, version in behind.items() if reached.get(id_, -1) < version]
+        if unexplained := [id_ for id_ in left if id_ not in self._failures]:
+            raise _mismatch(source, target, unexplained)
+        await self._refresh(target)
+        await self._compare_vectors(lane)
+
+    async def _compare_vectors(self, lane: Lane) -> None:
+        """Raise Mismatch naming documents that have a vector in the source and none, at the same version, in the target."""
+        source, target = lane.source.index, lane.target.index
+        bare, _ = await self._differing(source, target, _WITH_VECTORS)
+        lost: list[str] = []
+        for ids in _parts(list(bare), copying.SCAN_IDS):
+            now = await self._versions(target, ids)
+            lost += [id_ for id_ in ids if now.get(id_) == bare[id_] and id_ not in self._failures]
+        if lost:
+            # A document that changed between the two scans is judged by what it is now.
+            still = set(await self._having_vectors(target, lost))
+            lost = [id_ for id_ in lost if id_ not in still]
+        if lost:
+            raise Mismatch(
+                f"{len(lost)} documents have lost their vectors in {target}: {_named(lost)}",
+                remedy="nothing was swapped; --abort and reindex anew",
+                ids=lost[:1000],
+            )
+
+    async def _differing(
+        self, source: str, target: str, query: Json | None = None
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return id -> version in the source of what is missing or older in the target, and the other way round."""
+        behind: dict[str, int] = {}
+        ahead: dict[str, int] = {}
+        left = _flat(self._pages(source, query=query, whole=False))
+        right = _flat(self._pages(target, query=query, whole=False))
+        one, two = await anext(left, None), await anext(right, None)
+        compared = 0
+        while one is not None or two is not None:
+            if two is None or (one is not None and one[0] < two[0]):
+                assert one is not None
+                behind[one[0].decode()] = one[1]
+                one = await anext(left, None)
+            elif one is None or two[0] < one[0]:
+                ahead[two[0].decode()] = two[1]
+                two = await anext(right, None)
+            else:
+                if one[1] > two[1]:
+                    behind[one[0].decode()] = one[1]
+                elif one[1] < two[1]:
+                    ahead[one[0].decode()] = two[1]
+                one, two = await anext(left, None), await anext(right, None)
+            compared += 1
+            if compared % copying.SCAN_IDS == 0:
+                self._tell("comparing", compared, compared)
+        return behind, ahead
+
+    async def _versions(self, index: str, ids: Sequence[str]) -> dict[str, int]:
+        return await copying.versions(self._cluster, index, ids, budget_s=self._patience_s)
+
+    async def _having_vectors(self, index: str, ids: Sequence[str]) -> list[str]:
+        found: list[str] = []
+        for part in _parts(ids, copying.SCAN_IDS):
+            query = {"bool": {"filter": [_WITH_VECTORS, {"ids": {"values": part}}]}}
+            async for hits in self._pages(index, query=query, whole=False):
+                found += [hit["_id"] for hit in hits]
+        return found
+
+    def _refuse_missing(self, allowed: int) -> None:
+        if len(self._failures) > allowed:
+            ids = list(self._failures)
+            raise Mismatch(
+                f"{len(ids)} documents can't be brought over: "
+                + "; ".join(f"{id_}: {self._failures[id_]}" for id_ in ids[:3])
+                + ("; …" if len(ids) > 3 else ""),
+                remedy="correct them and run it again, or leave them behind with --allow-missing N; nothing was swapped",
+                ids=ids[:1000],
+            )
+
+    async def _count_chunks(self, index: str) -> int:
+        """Return how many chunks have a vector."""
+        body = {
+            "size": 0,
+            "aggs": {
+                "chunks": {
+                    "nested": {"path": fields.CHUNKS},
+                    "aggs": {"embedded": {"filter": {"exists": {"field": fields.EMBEDDING}}}},
+                }
+            },
+        }
+        answer = await self._again(
+            lambda: self._cluster.search(index, body, timeout_s=self._cluster.request_timeout_s)
+        )
+        return int(answer["aggregations"]["chunks"]["embedded"]["doc_count"])
+
+    # --- reading and writing
+
+    def _pages(
+        self,
+        index: str,
+        *,
+        whole: bool,
+        after: str | None = None,
+        query: Mapping[str, Any] | None = None,
+        shard: int | None = None,
+    ) -> AsyncIterator[list[Hit]]:
+        return copying.pages(
+            self._cluster,
+            index,
+            whole=whole,
+            after=after,
+            query=query,
+            shard=shard,
+            budget_s=self._patience_s,
+        )
+
+    async def _put(self, lane: Lane, hits: Sequence[Hit], via: str) -> None:
+        """Write documents as the target takes them, under the versions they have; what it refuses is noted."""
+        actions = [
+            BulkAction(via, id_, version, body)
+            for id_, version, body in await self._again(lambda: self._convert(lane, hits))
+        ]
+        refused = await copying.fill(self._cluster, actions, budget_s=self._patience_s)
+        if refused is None:
+            raise Taken(
+                f"the new index of `{self._name}` may no longer be filled",
+                remedy="another process has aborted or finished the reindex: see --status",
+            )
+        for action in actions:
+            self._failures.pop(action.id, None)
+        self._failures |= refused
+
+    async def _convert(self, lane: Lane, hits: Sequence[Hit]) -> list[tuple[str, int, bytes]]:
+        """Return (id, version, document) as the target takes it; what can't be converted is noted as a failure."""
+        ready: list[tuple[Hit, Source]] = []
+        texts: dict[str, int] = {}
+        for hit in hits:
+            try:
+                body = self._reshape(lane, hit["_source"])
+                for chunk in body.get(fields.CHUNKS, ()):
+                    if chunk.get("embedding") is _WANTED:
+                        text = _text_of(body, chunk)
+                        if not text.strip():
+                            raise InvalidItem(
+                                "it has a vector of its caller's and no text that could be embedded"
+                            )
+                        texts.setdefault(text, len(texts))
+            except InvalidItem as error:
+                self._failures[hit["_id"]] = error.detail
+            else:
+                ready.append((hit, body))
+        embedded = None
+        if texts:
+            embedded = await self._embedder(lane.target).embed_documents(list(texts))
+            for failure in embedded.errors.values():
+                if isinstance(failure, Unavailable):
+                    raise failure
+        converted = []
+        for hit, body in ready:
+            failed: str | None = None
+            for chunk in body.get(fields.CHUNKS, ()):
+                if chunk.get("embedding") is _WANTED:
+                    assert embedded is not None
+                    at = texts[_text_of(body, chunk)]
+                    vector = embedded.vectors[at]
+                    if vector is None:
+                        failed = embedded.errors[at].detail
+                        break
+                    chunk["embedding"] = self._cluster.document_vector(vector)
+            if failed is None:
+                converted.append((hit["_id"], hit["_version"], encode(body)))
+            else:
+                self._failures[hit["_id"]] = failed
+        return converted
+
+    def _reshape(self, lane: Lane, source: Source) -> Source:
+        """Return the document with the target's declared values and chunks; `_WANTED` stands where a vector is to come."""
+        if source.get(fields.DELETED):
+            return source
+        body = dict(source)
+        if lane.source.declared != lane.target.declared:
+            body.pop(fields.DECLARED, None)
+            typed = documents.declared_values(body.get(fields.METADATA, {}), lane.target.declared)
+            if typed:
+                body[fields.DECLARED] = typed
+        chunks: list[Source] = [dict(chunk) for chunk in body.get(fields.CHUNKS, ())]
+        if lane.rechunk:
+            chunks = self._cut_anew(body, chunks)
+        for chunk in chunks:
+            vector = chunk.get("embedding")
+            if vector is None or vector is _WANTED:
+                continue
+            if not lane.same_space:
+                chunk["embedding"] = _WANTED
+            elif not isinstance(vector, str):
+                chunk["embedding"] = self._cluster.document_vector(np.asarray(vector, dtype=np.float32))
+        if fields.CHUNKS in body:
+            body[fields.CHUNKS] = chunks
+        return body
+
+    def _cut_anew(self, body: Source, chunks: list[Source]) -> list[Source]:
+        """Return the text's chunks by today's sizes; a vector that the caller brought stays one chunk."""
+        if not chunks or any("hash" not in chunk for chunk in chunks):
+            return chunks
+        known = {chunk["hash"]: chunk.get("embedding") for chunk in chunks}
+        embeds = any("embedding" in chunk for chunk in chunks)
+        made = []
+        for cut in chunking.split(
+            body.get(fields.TEXT, ""),
+            title=body.get(fields.TITLE, ""),
+            max_tokens=self._chunks.max_tokens,
+            overlap_tokens=self._chunks.overlap_tokens,
+        ):
+            chunk = documents.chunk_source(cut.text, cut.start, cut.end, digest=cut.hash, vector=None)
+            if embeds:
+                vector = known.get(cut.hash)
+                chunk["embedding"] = _WANTED if vector is None else vector
+            made.append(chunk)
+        return made
+
+    async def _sample(self, index: str) -> list[Hit]:
+        body = {
+            "size": SAMPLE,
+            "query": {"bool": {"must_not": [{"term": {fields.DELETED: True}}]}},
+            "version": True,
+            "_source": {"exclude_vectors": False},
+        }
+        answer = await self._cluster.search(index, body, timeout_s=self._cluster.request_timeout_s)
+        return list(answer["hits"]["hits"])
+
+    # --- small change
+
+    def _ledger(self) -> Ledger:
+        return Ledger(
+            self._cluster, self._name, owner=secrets.token_hex(8), now=self._now, budget_s=self._patience_s
+        )
+
+    async def _make_sure_of_silence(self, ledger: Ledger) -> None:
+        if not await ledger.silent():
+            raise Conflict(
+                f"another process works on the reindex of `{self._name}`",
+                remedy="see --status; stop it with --pause, or end the reindex with --abort",
+            )
+
+    async def _again(self, do: Callable[[], Awaitable[T]]) -> T:
+        return await patiently(do, budget_s=self._patience_s)
+
+    async def _look(self) -> Standing:
+        return await self._again(lambda: moves.standing(self._cluster, self._name))
+
+    async def _standing(self) -> Standing:
+        found = await self._look()
+        if found.live is None:
+            raise NotFound(
+                f"there is no collection `{self._name}`",
+                remedy=f"create it with PUT /v1/collections/{self._name}",
+            )
+        return found
+
+    async def _lift(self, generation: int, index: str) -> None:
+        await self._again(lambda: moves.lift(self._cluster, self._name, index=index, generation=generation))
+
+    async def _refresh(self, index: str) -> None:
+        await self._again(lambda: self._cluster.refresh(index, timeout_s=60))
+
+    async def _checkpoints(self, index: str) -> dict[str, int]:
+        found = await self._again(lambda: self._cluster.checkpoints(index))
+        return {str(shard): number for shard, number in sorted(found.items())}
+
+    async def _lane(self, source: str, target: str, *, rechunk: bool) -> Lane:
+        return Lane(await self._describe(source), await self._describe(target), rechunk)
+
+    async def _describe(self, index: str) -> Collection:
+        """Return what an index' mapping says, also where it is too old for this service's checks."""
+        mapping = (await self._again(lambda: self._cluster.get_mapping(index)))[index]
+        meta = mapping.get("_meta", {}).get("halflife", {})
+        try:
+            embedding = mapping["properties"][fields.CHUNKS]["properties"]["embedding"]
+            return Collection(
+                name=self._name,
+                index=index,
+                dims=embedding["dims"],
+                similarity=embedding.get("similarity", "cosine"),
+                declared=meta.get("declared", {}),
+                model=meta.get("model"),
+                template_version=meta["template_version"],
+            )
+        except KeyError as cause:
+            raise SchemaMismatch(
+                f"the index {index} was not made by Halflife: its mapping lacks {cause}",
+                remedy="bring it in with `halflife reindex <collection> --from-index <index>`",
+            ) from cause
+
+    async def _goal(self, source: Collection, changes: Changes) -> Goal:
+        [settings] = (await self._again(lambda: self._cluster.get_settings(source.index))).values()
+        declared = {
+            name: kind
+            for name, kind in {**source.declared, **changes.declare}.items()
+            if name not in changes.undeclare
+        }
+        replicas = changes.replicas
+        if replicas is None and settings.get("index.auto_expand_replicas", "false") == "false":
+            replicas = int(settings.get("index.number_of_replicas", 1))
+        goal = Goal(
+            declared=dict(sorted(declared.items())),
+            similarity=changes.similarity or source.similarity,
+            dims=changes.dims or source.dims,
+            model=changes.model or source.model,
+            shards=changes.shards or int(settings["index.number_of_shards"]),
+            replicas=replicas,
+            rechunk=changes.rechunk,
+        )
+        if goal.dims != source.dims and goal.model == source.model and not changes.model:
+            raise InvalidRequest(
+                "other dims need another model or a re-embedding", remedy="give --reembed too"
+            )
+        return goal
+
+    async def _goal_now(self, state: State, changes: Changes) -> Goal:
+        return await self._goal(await self._describe(state.source), changes)
+
+    async def _differences(self, source: Collection, goal: Goal) -> list[str]:
+        """Say in words what will be different."""
+        told: list[str] = []
+        [settings] = (await self._cluster.get_settings(source.index)).values()
+        for name in sorted({*source.declared, *goal.declared}):
+            before, after = source.declared.get(name), goal.declared.get(name)
+            if before != after:
+                told.append(f"declared field {name}: {before or 'none'} → {after or 'none'}")
+        pairs: list[tuple[str, Any, Any]] = [
+            ("model", source.model, goal.model),
+            ("dims", source.dims, goal.dims),
+            ("similarity", source.similarity, goal.similarity),
+            ("shards", int(settings["index.number_of_shards"]), goal.shards),
+        ]
+        told += [f"{word}: {before} → {after}" for word, before, after in pairs if before != after]
+        if goal.replicas is not None and (
+            settings.get("index.auto_expand_replicas", "false") != "false"
+            or int(settings.get("index.number_of_replicas", 1)) != goal.replicas
+        ):
+            told.append(f"replicas: {settings.get('index.number_of_replicas')} → {goal.replicas}")
+        if goal.rechunk:
+            told.append("chunks: texts are cut anew")
+        mapping = (await self._cluster.get_mapping(source.index))[source.index]
+        shipped = catalog.shipped(catalog.MAPPINGS)["template"]
+        changed = sorted(_changed(shipped["mappings"]["properties"], mapping.get("properties", {}), ""))
+        if changed:
+            told.append(f"mapping: {', '.join(changed)}")
+        version = shipped["mappings"]["_meta"]["halflife"]["template_version"]
+        if version != source.template_version:
+            told.append(f"template version: {source.template_version} → {version}")
+        return told
+
+    async def _pace(self, documents_: int) -> None:
+        """Keep to the rate asked for."""
+        if self._rate is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._paced_until = max(now, self._paced_until) + documents_ / self._rate
+        await asyncio.sleep(max(0.0, self._paced_until - now))
+
+    def _tell(self, step: str, done: int, total: int) -> None:
+        self._report(Progress(step, done, total))
+
+
+# --- pure parts ------------------------------------------------------------------------------------------------------
+
+_WANTED: Final = object()
+_WITH_VECTORS: Final[Json] = {
+    "nested": {"path": fields.CHUNKS, "query": {"exists": {"field": fields.EMBEDDING}}}
+}
+
+
+def _shaped(source: Collection, goal: Goal, index: str) -> Collection:
+    return source.model_copy(
+        update={"index": index, "dims": goal.dims, "model": goal.model, "declared": goal.declared, "similarity": goal.similarity}
+    )  # fmt: skip
+
+
+def _left_behind(state: State) -> int:
+    """Return how many documents the old index may hold that the new one was allowed to lack."""
+    return state.missing if state.phase == "returning" else 0
+
+
+def _mismatch(source: str, target: str, ids: Sequence[str]) -> Mismatch:
+    return Mismatch(
+        f"{len(ids)} documents differ between {source} and {target}: {_named(ids)}",
+        remedy="nothing was swapped; run it again to copy them, or --abort",
+        ids=list(ids[:1000]),
+    )
+
+
+def _named(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - NAMED_IDS} more" if len(ids) > NAMED_IDS else ""
+    return ", ".join(ids[:NAMED_IDS]) + more
+
+
+def _text_of(source: Source, chunk: Source) -> str:
+    return chunking.embedding_text(source.get(fields.TITLE, ""), chunk["text"])
+
+
+async def _flat(pages: AsyncIterator[list[Hit]]) -> AsyncIterator[tuple[bytes, int]]:
+    """Yield (id as UTF-8, version): Elasticsearch sorts keywords by their bytes."""
+    async for hits in pages:
+        for hit in hits:
+            yield hit["_id"].encode(), hit["_version"]
+
+
+def _parts(items: Sequence[str], size: int) -> Iterator[list[str]]:
+    for first in range(0, len(items), size):
+        yield list(items[first : first + size])
+
+
+def _changed(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the paths of fields whose shipped mapping is not what the index has; vectors and declared fields are told
+    elsewhere.
+    """
+    for name, body in wanted.items():
+        full = f"{path}{name}"
+        has = found.get(name)
+        if has is None:
+            yield full
+            continue
+        if full in (fields.EMBEDDING, fields.DECLARED):
+            continue
+        # Elasticsearch leaves out what is its default anyway.
+        if any(
+            str(has.get(key)) != str(value)
+            for key, value in body.items()
+            if key in has or key in ("analyzer", "search_analyzer")
+            if key not in ("properties", "fields")
+        ):
+            yield full
+        for key in ("properties", "fields"):
+            yield from _changed(body.get(key, {}), has.get(key, {}), f"{full}.")

@@ -1,0 +1,169 @@
+"""Measures the service beside what it is made of, in one run, so that only ratios matter: `./scripts/bench`.
+
+Calls alternate between the two sides, so that a busy machine slows both alike. Talks to loopback only, bounded in
+count. Nothing asserts on what it prints.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from scripts import stack
+
+QUERIES = (
+    "How many days of unused annual leave may I carry over?",
+    "出差住宿费报销上限是每晚多少元？",
+    "Who approves a purchase?",
+    "latest firmware release",
+    "password rules",
+    "远程办公每周几天",
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; 0 when every measurement was taken."""
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("--data", type=Path, help="the running stack's data folder")
+    parser.add_argument("--collection", default="handbook")
+    parser.add_argument("--rounds", type=int, default=150, help="calls of each kind (at most 2000)")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    state = stack.running(stack.data_folder(options.data))
+    if state is None or state.api is None or state.elasticsearch is None or state.embedder is None:
+        print("error: no stack runs. Remedy: halflife up --detach, and load something", file=sys.stderr)
+        return 3
+    rounds = min(options.rounds, 2000)
+    with httpx2.Client(base_url=state.api, timeout=60) as api, httpx2.Client(timeout=60) as raw:
+        figures = measure(api, raw, state.elasticsearch, state.embedder, options.collection, rounds)
+    if options.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        for name, figure in figures.items():
+            print(
+                f"{name:52} p50 {figure['p50_ms']:7.2f} ms   p95 {figure['p95_ms']:7.2f} ms   × {figure['ratio']:.2f}"
+            )
+        print("× : p50 over that of the line it is compared with")
+    return 0
+
+
+def measure(
+    api: httpx2.Client, raw: httpx2.Client, elasticsearch: str, embedder: str, collection: str, rounds: int
+) -> dict[str, dict[str, float]]:
+    """Return name -> p50_ms, p95_ms, ratio for each kind of call."""
+    vectors = [_vector(raw, embedder, text) for text in QUERIES]
+    requests = [
+        {
+            "collection": collection,
+            "query": text,
+            "query_vector": vector,
+            "decay": {"half_life": "365d"},
+            "top_k": 10,
+        }
+        for text, vector in zip(QUERIES, vectors, strict=True)
+    ]
+    bodies = []
+    for request in requests:
+        told = _ok(api.post("/v1/search", json={**request, "explain": True}))["explain"]["requests"]
+        lines = [part for ask in told for part in ({"index": ask["path"].split("/")[1]}, ask["body"])]
+        bodies.append("\n".join(json.dumps(line) for line in lines) + "\n")
+    path = f"{elasticsearch}/_msearch?include_named_queries_score=true"
+    kind = {"Content-Type": "application/x-ndjson"}
+    first = _ok(api.post("/v1/search", json={**requests[0], "top_k": 5}))
+
+    def bare(at: int) -> None:
+        _ok(raw.post(path, content=bodies[at], headers=kind))
+
+    def plain(at: int) -> None:
+        _ok(api.post("/v1/search", json=requests[at]))
+
+    def unpaged(at: int) -> None:
+        _ok(api.post("/v1/search", json={**requests[at], "paging": False}))
+
+    def embedding(at: int) -> None:
+        # A text that no cache has seen.
+        text = f"{QUERIES[at]} {time.monotonic_ns()}"
+        _ok(api.post("/v1/search", json={**requests[at], "query": text, "query_vector": None}))
+
+    def explained(at: int) -> None:
+        _ok(api.post("/v1/search", json={**requests[at], "explain": True}))
+
+    def deduplicated(at: int) -> None:
+        _ok(api.post("/v1/search", json={**requests[at], "dedup": {}}))
+
+    def diverse(at: int) -> None:
+        _ok(api.post("/v1/search", json={**requests[at], "mmr": {}}))
+
+    def page(at: int) -> None:
+        _ok(api.post("/v1/search", json={"cursor": first["cursor"]}))
+
+    def asked_why(at: int) -> None:
+        _ok(api.post("/v1/why", json={**requests[at], "id": first["hits"][-1]["id"]}))
+
+    def sixteen(at: int) -> None:
+        queries = [
+            {"query": QUERIES[i % len(QUERIES)], "query_vector": vectors[i % len(QUERIES)]} for i in range(16)
+        ]
+        shared = {"collection": collection, "decay": {"half_life": "365d"}, "top_k": 10}
+        _ok(api.post("/v1/search", json={**shared, "queries": queries}))
+
+    def one_by_one(at: int) -> None:
+        for i in range(16):
+            _ok(api.post("/v1/search", json=requests[i % len(QUERIES)]))
+
+    figures: dict[str, dict[str, float]] = {}
+    _compare(figures, rounds, ("two bodies raw in one _msearch", bare), [
+        ("/v1/search, vector given", plain), ("/v1/search, vector given, paging false", unpaged),
+        ("/v1/search, query embedded", embedding),
+    ])  # fmt: skip
+    _compare(figures, max(10, rounds // 3), ("/v1/search, again", plain), [
+        ("next page", page), ("explain", explained), ("dedup", deduplicated), ("mmr", diverse), ("/v1/why", asked_why),
+    ])  # fmt: skip
+    _compare(figures, max(5, rounds // 10), ("16 single searches", one_by_one), [("a batch of 16", sixteen)])
+    return figures
+
+
+def _compare(
+    figures: dict[str, dict[str, float]],
+    rounds: int,
+    base: tuple[str, Callable[[int], None]],
+    others: list[tuple[str, Callable[[int], None]]],
+) -> None:
+    sides = [base, *others]
+    taken: dict[str, list[float]] = {name: [] for name, _ in sides}
+    for turn in range(rounds + 5):
+        for name, call in sides:
+            begun = time.perf_counter()
+            call(turn % len(QUERIES))
+            if turn >= 5:  # the first ones warm caches and the JVM
+                taken[name].append((time.perf_counter() - begun) * 1000)
+    reference = statistics.median(taken[base[0]])
+    for name, _ in sides:
+        ordered = sorted(taken[name])
+        p50 = statistics.median(ordered)
+        figures[name] = {
+            "p50_ms": p50, "p95_ms": ordered[int(len(ordered) * 0.95)], "ratio": p50 / reference,
+        }  # fmt: skip
+
+
+def _vector(raw: httpx2.Client, embedder: str, text: str) -> list[float]:
+    model = _ok(raw.get(f"{embedder}/v1/models"))["data"][0]["id"]
+    answer = _ok(raw.post(f"{embedder}/v1/embeddings", json={"model": model, "input": f"query: {text}"}))
+    vector: list[float] = answer["data"][0]["embedding"]
+    return vector
+
+
+def _ok(answer: httpx2.Response) -> Any:
+    if answer.status_code != 200:
+        raise SystemExit(f"error: {answer.request.url} answered {answer.status_code}: {answer.text[:500]}")
+    return answer.json()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,335 @@
+"""Why a document stands where it stands: its figures in every route however far down, and what keeps it out."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.elastic import Cluster
+from app.errors import EmbedderUnavailable, HalflifeError, PastWindow
+from app.filters import compile_filter
+from app.models import Collection, Why, WhyResult
+from app.search import Caller
+from app.times import format_instant, from_ms, parse_instant
+from app.why import why
+from tests.searching import (
+    DAY,
+    NOW,
+    NOW_MS,
+    PATIENT,
+    Asker,
+    StandIn,
+    drop_collection,
+    ids,
+    make_collection,
+    settle,
+    unit,
+)
+
+pytestmark = pytest.mark.node
+
+TEXT, NEAR = {"kind": "text"}, {"kind": "vector"}
+DECAY = {"half_life": "30d", "floor": 0}
+
+# 'w000' is best in both routes, and so on down; every third pair ties; the last hundred say another word.
+DOCUMENTS: list[dict[str, Any]] = [
+    {
+        "id": f"w{at:03d}",
+        "text": "leave " + "pad " * (at // 3) if at < 200 else "something else",
+        "title": f"Number {at}",
+        "embedding": [1.0, 0.01 * (at // 2), 0.0],
+        "lang": "en" if at % 2 else "zh",
+        "metadata": {"tenant": "a" if at % 5 else "b"},
+        **({} if at % 7 == 0 else {"creation_time": format_instant(from_ms(NOW_MS - (at % 50) * DAY))}),
+    }
+    for at in range(300)
+]
+SPECIAL: list[dict[str, Any]] = [
+    {"id": "tomorrow", "text": "leave", "embedding": [1, 0, 0], "creation_time": "2025-02-01"},
+    {"id": "expired", "text": "leave", "embedding": [1, 0, 0], "expires_at": "2025-01-01"},
+    {"id": "not-yet", "text": "leave", "embedding": [1, 0, 0], "start_date": "2025-02-01"},
+    {"id": "over", "text": "leave", "embedding": [1, 0, 0], "end_date": "2025-01-31", "lang": "th"},
+    {"id": "bare", "text": "leave leave", "lang": "en"},
+    {
+        "id": "evergreen",
+        "text": "leave leave",
+        "embedding": [1, 0, 0],
+        "evergreen": True,
+        "creation_time": "2001-01-01",
+    },
+    {"id": "gone", "text": "leave", "raw": {"deleted": True}},
+]
+
+
+@pytest.fixture(scope="module")
+def shelf(node_url: str) -> Iterator[Collection]:
+    async def run(collection: Collection | None) -> Collection:
+        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
+        try:
+            if collection is not None:
+                await drop_collection(cluster, collection)
+                return collection
+            made = await make_collection(cluster, [*DOCUMENTS, *SPECIAL], dims=3, declared={"year": "long"})
+            await settle(cluster, made)
+            return made
+        finally:
+            await cluster.close()
+
+    collection = asyncio.run(run(None))
+    yield collection
+    asyncio.run(run(collection))
+
+
+@pytest.fixture
+async def asker(cluster: Cluster, shelf: Collection) -> Asker:
+    return Asker(cluster, shelf, StandIn(dims=3, vectors={"leave": [1.0, 0.0, 0.0]}))
+
+
+async def account(
+    asker: Asker, document_id: str, *, forced: Any = (), query: str = "leave", **options: Any
+) -> WhyResult:
+    request = Why.model_validate(
+        {"collection": asker.collection.name, "query": query, "id": document_id, **PATIENT, **options}
+    )
+    return await why(
+        request,
+        collection=asker.collection,
+        doors=asker.doors,
+        caller=Caller(forced=tuple(forced)),
+        now_ms=NOW_MS,
+    )
+
+
+@pytest.mark.parametrize("decay", ["off", DECAY, {**DECAY, "placement": "fused"}], ids=str)
+async def test_figures_far_outside_the_window_are_those_of_a_window_that_holds_all(
+    asker: Asker, decay: Any
+) -> None:
+    whole = await asker.ask("leave", top_k=1000, fusion={"window": 1000}, decay=decay)
+    places = {hit.id: at for at, hit in enumerate(whole.hits, start=1)}
+    truth = {hit.id: hit for hit in whole.hits}
+    narrow = {"top_k": 5, "fusion": {"window": 10}, "decay": decay}
+    shown = await asker.ask("leave", **narrow)
+    everything = await asker.ask("leave", **{**narrow, "top_k": 10}, paging=True)
+    lists = [*everything.hits]
+    while everything.cursor is not None and len(everything.hits) == 10:
+        try:
+            everything = await asker.page(everything.cursor)
+        except PastWindow:
+            break
+        lists += everything.hits
+    in_lists = {(hit.id, route): part.rank for hit in lists for route, part in hit.routes.items()}
+    for name in (
+        "w000",
+        "w004",
+        "w005",
+        "w006",
+        "w011",
+        "w021",
+        "w050",
+        "w077",
+        "w099",
+        "w150",
+        "w199",
+        "w250",
+        "bare",
+        "evergreen",
+    ):
+        told = await account(asker, name, **narrow)
+        hit = truth[name]
+        assert told.exists
+        assert told.excluded_by == []
+        assert told.origin == parse_instant(NOW)
+        assert (told.title, told.age_days, told.evergreen) == (hit.title, hit.age_days, hit.evergreen)
+        assert told.relevance == (None if name == "bare" else pytest.approx(hit.relevance, abs=1e-6))
+        assert told.decay == (None if decay == "off" else pytest.approx(hit.decay, rel=1e-6, abs=1e-7))
+        for route_name, route in told.routes.items():
+            real = hit.routes.get(route_name)
+            if real is None:
+                assert not route.matches
+                assert route.note
+                continue
+            assert route.matches
+            listed_here = in_lists.get((name, route_name))
+            assert route.in_window is (listed_here is not None)
+            # In its list by the rank it has there, else by the one it has among all.
+            assert (route.rank, route.rank_relation) == (listed_here or real.rank, "eq"), (name, route_name)
+            assert route.score == pytest.approx(real.score, rel=1e-6)
+            assert route.decayed_score == pytest.approx(real.decayed_score, rel=1e-6)
+            assert (route.decay is None) == (real.decay is None)
+            if real.decay is not None:
+                assert route.decay == pytest.approx(real.decay, rel=1e-6)
+                assert route.rank_if_current is not None
+                assert route.rank_if_current <= (route.rank or 0)
+        listed = next((at for at, each in enumerate(shown.hits, start=1) if each.id == name), None)
+        assert told.on_page is (listed is not None)
+        assert told.what_it_takes == [] or not told.on_page
+        assert told.on_page or told.what_it_takes
+        assert told.page_score == shown.hits[-1].score
+        if all(route.in_window or not route.matches for route in told.routes.values()):
+            assert told.fused_rank is not None
+        if told.fused_rank is None:
+            # As if the window had no end.
+            assert told.fused_score == pytest.approx(hit.score, rel=1e-6)
+        assert places[name] >= 1
+
+
+async def test_ranks_count_ties_as_the_route_does(asker: Asker) -> None:
+    # Texts tie by threes and vectors by twos: newer first, undated last, then the id.
+    whole = await asker.ask("leave", top_k=1000, fusion={"window": 1000}, routes=[TEXT])
+    ranks = {hit.id: hit.routes["text"].rank for hit in whole.hits}
+    scores = [hit.routes["text"].score for hit in whole.hits]
+    assert len(set(scores)) < len(scores) / 2
+    for at in range(60, 70):
+        name = f"w{at:03d}"
+        told = await account(asker, name, routes=[TEXT], fusion={"window": 10})
+        assert told.routes["text"].rank == ranks[name]
+
+
+async def test_without_its_own_decay_it_would_rank_higher(asker: Asker) -> None:
+    # 'w049' is 49 days old, half as relevant again as most.
+    told = await account(asker, "w049", decay=DECAY, top_k=5, fusion={"window": 10})
+    text = told.routes["text"]
+    assert text.rank is not None
+    assert text.rank_if_current is not None
+    assert text.rank_if_current < text.rank
+    assert any(
+        "without decay of its own" in line and str(text.rank_if_current) in line
+        for line in told.what_it_takes
+    )
+    assert any("outside the window of 10" in line for line in told.what_it_takes)
+
+
+async def test_a_fresh_document_outside_the_nearest_is_told_of_fresh_routes(asker: Asker) -> None:
+    # 'w101' is a day old: by its decayed score it stands high, but it is not among the 20 nearest.
+    told = await account(asker, "w101", decay=DECAY, top_k=5, fusion={"window": 10}, routes=[NEAR])
+    assert not told.routes["vector"].in_window
+    assert told.routes["vector"].rank is not None
+    assert told.routes["vector"].rank <= 10
+    assert any("add a fresh_vector route" in line for line in told.what_it_takes)
+
+
+async def test_what_a_fused_factor_costs_is_told(asker: Asker) -> None:
+    told = await account(asker, "w000", decay={**DECAY, "placement": "fused"}, top_k=5)
+    assert (told.decay, told.fused_score) == (0.0, 0.0)
+    assert any(
+        "its factor is 0: undecayed its fused score would be 0.03" in line for line in told.what_it_takes
+    )
+
+
+async def test_the_rank_that_is_said_to_reach_the_page_does(asker: Asker) -> None:
+    told = await account(asker, "w030", routes=[TEXT], top_k=5)
+    assert told.page_score is not None
+    [line] = [line for line in told.what_it_takes if "reach the page" in line]
+    needed = int(line.split("rank ")[1].split(" ")[0])
+    assert 1 / (60 + needed) > told.page_score >= 1 / (60 + needed + 1)
+
+
+@pytest.mark.parametrize(
+    "name, options, told",
+    [
+        ("w001", {"filter": {"lang": "zh"}}, "filter.lang"),
+        ("w002", {"filter": {"and": [{"tenant": "a"}, {"lang": "en"}]}}, "filter.and[1].lang"),
+        ("w003", {"filter": {"not": {"tenant": "a"}}}, "filter.not"),
+        ("w007", {"filter": {"creation_time": {"gte": "2025-01-01"}}}, "filter.creation_time"),
+        ("tomorrow", {"as_of": NOW}, "as_of"),
+        ("expired", {}, "expires_at"),
+        ("not-yet", {}, "valid_time"),
+        ("over", {}, "valid_time"),
+    ],
+    ids=str,
+)
+async def test_what_excludes_it_is_named(asker: Asker, name: str, options: dict[str, Any], told: str) -> None:
+    answer = await account(asker, name, **options)
+    assert answer.exists
+    assert len(answer.excluded_by) == 1
+    assert told in answer.excluded_by[0]
+    assert not answer.on_page
+    assert answer.fused_rank is None
+    assert all(
+        not route.matches and route.note == "a filter keeps it out" for route in answer.routes.values()
+    )
+    assert told in answer.what_it_takes[0]
+    assert name not in ids(await asker.ask("leave", top_k=1000, **options))
+
+
+async def test_several_reasons_are_all_told(asker: Asker) -> None:
+    answer = await account(asker, "over", filter={"lang": "en", "tenant": "a"})
+    assert len(answer.excluded_by) == 3
+    free = await account(asker, "over", valid_time="any")
+    assert free.excluded_by == []
+
+
+async def test_what_does_not_match_says_why(asker: Asker) -> None:
+    other = await account(asker, "w250", routes=[TEXT])
+    assert other.excluded_by == []
+    assert "none of the query's words" in (other.routes["text"].note or "")
+    assert other.what_it_takes == [
+        "no route matches it: name words that stand in it, or store it with a vector"
+    ]
+    bare = await account(asker, "bare")
+    assert bare.routes["text"].matches
+    assert "has no vector" in (bare.routes["vector"].note or "")
+    far = await account(asker, "w299", min_relevance=0.9)
+    assert "below min_relevance" in (far.routes["vector"].note or "")
+    fresh = await account(asker, "w049", routes=[{"kind": "fresh_vector", "window": "7d"}])
+    assert "date window" in (fresh.routes["fresh_vector"].note or "")
+
+
+async def test_what_is_not_there_or_not_for_the_caller_does_not_exist(asker: Asker) -> None:
+    for name in ("nowhere", "gone"):
+        answer = await account(asker, name)
+        assert not answer.exists
+        assert answer.routes == {}
+        assert answer.excluded_by == ["no such document in this collection"]
+    forced = compile_filter({"tenant": "a"}, declared={})
+    hidden = await account(asker, "w005", forced=forced)
+    assert hidden == (await account(asker, "nowhere", forced=forced)).model_copy(update={"id": "w005"})
+    visible = await account(asker, "w006", forced=forced)
+    whole = await asker.ask("leave", top_k=1000, fusion={"window": 1000}, forced=forced)
+    truth = next(hit for hit in whole.hits if hit.id == "w006")
+    assert {name: route.rank for name, route in visible.routes.items()} == {
+        name: route.rank for name, route in truth.routes.items()
+    }
+
+
+async def test_a_page_longer_than_the_window_counts_its_tail(asker: Asker) -> None:
+    shown = await asker.ask("leave", top_k=250)
+    for at in (0, 99, 150, 249):
+        told = await account(asker, shown.hits[at].id, top_k=250)
+        assert told.fused_rank == at + 1
+        assert told.on_page
+        assert told.fused_score == shown.hits[at].score
+        assert told.page_score == shown.hits[-1].score
+
+
+async def test_additive_scores_are_those_of_the_search(asker: Asker) -> None:
+    memory: dict[str, Any] = {"fusion": {"method": "additive"}, "decay": {"hourly_loss": 0.001}, "top_k": 5}
+    whole = await asker.ask("leave", **{**memory, "top_k": 100})
+    for at in (0, 4, 5, 60):
+        told = await account(asker, whole.hits[at].id, **memory)
+        assert told.fused_rank == at + 1
+        assert told.fused_score == pytest.approx(whole.hits[at].score)
+        assert told.on_page is (at < 5)
+
+
+async def test_the_embedder_down(cluster: Cluster, shelf: Collection) -> None:
+    asker = Asker(cluster, shelf, StandIn(dims=3, error=EmbedderUnavailable("connection refused")))
+    told = await account(asker, "w003")
+    assert told.routes["text"].matches
+    assert not told.routes["vector"].matches
+    assert told.relevance is None
+    assert any("connection refused" in warning for warning in told.warnings)
+    with pytest.raises(HalflifeError):
+        await account(asker, "w003", routes=[NEAR])
+
+
+async def test_chunks(asker: Asker) -> None:
+    told = await account(asker, "w010", collapse=False)
+    assert all(route.matches for route in told.routes.values())
+    assert told.fused_rank is not None
+
+
+def test_the_shelf_is_what_the_tests_assume() -> None:
+    assert len(DOCUMENTS) == 300
+    assert unit(DOCUMENTS[0]["embedding"]) == [1.0, 0.0, 0.0]
