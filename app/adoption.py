@@ -347,7 +347,14 @@ class Adopter:
                     vector = found
                 digest = cut.hash if document.embedding is None else None
                 chunk = documents.chunk_source(cut.text, cut.start, cut.end, digest=digest, vector=None)
-                chunks.append({**chunk, "embedding": self._cluster.document_vector(vector)})
+                chunks.append(
+                    {
+                        **chunk,
+                        "embedding": self._cluster.document_vector(
+                            copying.measured_alike(vector, target.similarity)
+                        ),
+                    }
+                )
             else:
                 body = documents.source(
                     document, chunks=chunks, declared=declared, indexed_at=format_instant(self._now())

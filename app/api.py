@@ -4,12 +4,13 @@ Bodies are read as strict JSON (no NaN, no duplicate keys, well-formed Unicode),
 here, with the field's name and a remedy, in RFC 9457 form. Nothing of a body is echoed unescaped or at length.
 """
 
+import asyncio
 import difflib
 import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar, get_args
 
@@ -50,6 +51,7 @@ router = APIRouter()
 JSON = "application/json"
 PROBLEM = "application/problem+json"
 LIST_KEEP_ALIVE_S = 120.0
+CHECK_WITHIN_S = 3.0
 
 
 @dataclass(slots=True)
@@ -65,7 +67,6 @@ class Service:
     dims: int
     model: str
     ready: bool = False
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def service_of(request: Request) -> Service:
@@ -227,16 +228,16 @@ async def post_search(request: Request) -> Response:
 async def _page(request: Request, page: NextPage) -> Response:
     service = service_of(request)
     now_ms = to_ms(service.now())
-    name = cursors.unseal(
+    held = cursors.unseal(
         page.cursor, secrets=service.doors.cursor_secrets, now_ms=now_ms, kind="search", caller=""
-    ).collection
-    result = await searching.next_page(
-        page.cursor,
-        collection=await _collection(request, name),
-        doors=service.doors,
-        caller=_caller(request),
-        now_ms=now_ms,
     )
+    name = held.collection
+    collection = await _collection(request, name)
+    result = await searching.next_page(
+        page.cursor, collection=collection, doors=service.doors, caller=_caller(request), now_ms=now_ms
+    )
+    if held.request.get("touch"):
+        service.touches.add(collection, [hit.id for hit in result.hits], result.origin)
     return answer(result)
 
 
@@ -556,18 +557,22 @@ async def livez() -> Response:
 
 @router.get("/readyz", tags=["health"], summary="Can it serve")
 async def readyz(request: Request) -> Response:
-    """Ask the cluster and the embedder; 503 if a search could not be answered in full."""
+    """Ask the cluster and the embedder: ready, degraded (no embedder: words alone are searched), or 503."""
     service = service_of(request)
     checks: dict[str, Any] = {}
     for name, check in (("elasticsearch", _check_cluster), ("embedder", _check_embedder)):
         begun = time.monotonic()
         try:
-            checks[name] = {"status": "ok", **await check(service)}
+            checks[name] = {"status": "ok", **await asyncio.wait_for(check(service), CHECK_WITHIN_S)}
+        except TimeoutError:
+            checks[name] = {"status": "failed", "reason": f"no answer within {CHECK_WITHIN_S:g} s"}
         except HalflifeError as error:
             checks[name] = {"status": "failed", "reason": error.detail, "remedy": error.remedy}
         checks[name]["took_ms"] = round((time.monotonic() - begun) * 1000)
-    ready = service.ready and all(item["status"] == "ok" for item in checks.values())
-    body = {"status": "ready" if ready else "not ready", "checks": checks}
+    # Without the embedder the text routes still answer: degraded, but not to be taken out of service.
+    ready = service.ready and checks["elasticsearch"]["status"] == "ok"
+    whole = ready and checks["embedder"]["status"] == "ok"
+    body = {"status": "ready" if whole else "degraded" if ready else "not ready", "checks": checks}
     return Response(to_json(body), status_code=200 if ready else 503, media_type=JSON)
 
 

@@ -9,6 +9,8 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import numpy as np
+
 from app import fields
 from app.elastic import BulkAction, Cluster
 from app.errors import ClusterUnavailable, CursorExpired, Unavailable
@@ -151,6 +153,14 @@ async def fill(cluster: Cluster, actions: Sequence[BulkAction], *, budget_s: flo
             pause_s = min(2.0, pause_s * 2)
         pending = again
     return refused
+
+
+def measured_alike(vector: np.ndarray, similarity: str) -> np.ndarray:
+    """Return a vector as an index of that similarity holds it: at length one, unless cosine sees to that itself."""
+    if similarity == "cosine":
+        return vector
+    length = float(np.linalg.norm(vector))
+    return vector if abs(length - 1) < 1e-6 or length == 0 else np.asarray(vector / length, dtype=np.float32)
 
 
 async def versions(cluster: Cluster, index: str, ids: Sequence[str], *, budget_s: float) -> dict[str, int]:

@@ -4,7 +4,6 @@ Pure. Owns the shape of `_source`: what stands in it, what is left out, what a t
 (the caller packs them) and versions (the write protocol's).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -273,12 +272,6 @@ def _check_vector(vector: Sequence[float] | None, collection: Collection) -> Non
             f"the vector has {len(vector)} numbers, and this collection's have {collection.dims}",
             field="embedding",
             remedy=f"send {collection.dims} numbers from the collection's model, or leave `embedding` out",
-        )
-    if collection.similarity == "dot_product" and abs(math.sqrt(math.fsum(x * x for x in vector)) - 1) > 1e-4:
-        raise InvalidItem(
-            "this collection compares by dot_product, which takes vectors of length 1 only",
-            field="embedding",
-            remedy="divide the vector by its length",
         )
 
 

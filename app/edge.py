@@ -4,6 +4,7 @@ Gives each request an id, refuses bodies over the limit while they arrive, and s
 without end. Plain ASGI; knows no route and no search.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -28,12 +29,20 @@ class Edge:
     """Number, bound and shed requests."""
 
     def __init__(
-        self, app: App, *, max_body_bytes: int, max_concurrent: int, new_id: Callable[[], str]
+        self,
+        app: App,
+        *,
+        max_body_bytes: int,
+        max_concurrent: int,
+        new_id: Callable[[], str],
+        most_pause_s: float = 20.0,
     ) -> None:
+        """`most_pause_s`: a sender that pauses longer within a body loses its place."""
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._max_concurrent = max_concurrent
         self._new_id = new_id
+        self._most_pause_s = most_pause_s
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,13 +80,16 @@ class Edge:
             await self._too_large(send, request_id)
             return
         read = 0
+        whole = False
         started = False
 
         async def counting() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, whole
+            # Only while the body comes: afterwards this waits for the caller to hang up.
+            message = await (receive() if whole else asyncio.wait_for(receive(), self._most_pause_s))
             if message["type"] == "http.request":
                 read += len(message.get("body", b""))
+                whole = not message.get("more_body", False)
                 if read > self._max_body_bytes:
                     raise BodyTooLarge
             return message
@@ -93,6 +105,14 @@ class Edge:
             if started:
                 raise
             await self._too_large(send, request_id)
+        except TimeoutError:
+            if started or whole:
+                raise
+            await _refuse(
+                send, 408, "body-too-slow", "The body did not come",
+                f"nothing more of the body came for {self._most_pause_s:g} s", "send it again", request_id,
+                headers=[(b"connection", b"close")],
+            )  # fmt: skip
 
     async def _too_large(self, send: Send, request_id: str) -> None:
         await _refuse(

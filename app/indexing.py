@@ -7,6 +7,7 @@ come in as clauses, ready.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -37,6 +38,8 @@ SCAN_ITEMS: Final = 1_000
 SCAN_KEEP_ALIVE_S: Final = 120.0
 CHARS_IN_LOOP: Final = 20_000
 """Longer texts are cut in a thread, so that others are served meanwhile (1,000,000 characters take 0.1 to 1 s)."""
+
+log = logging.getLogger("halflife")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +271,9 @@ class Indexer:
         for item in items:
             given = item.document.embedding
             if given is not None and len(given) == target.collection.dims:
-                item.vectors[target.space] = [pack_vector(np.asarray(given))]
+                item.vectors[target.space] = [
+                    pack_vector(_measured_alike(np.asarray(given), target.collection))
+                ]
             elif given is None and not item.embeds:
                 item.vectors[target.space] = [None] * len(item.chunks)
             else:
@@ -294,7 +299,7 @@ class Indexer:
                     item.vectors[target.space] = embedded.errors[at]
                     break
                 item.truncated = item.truncated or at in embedded.truncated
-                vectors.append(pack_vector(vector))
+                vectors.append(pack_vector(_measured_alike(vector, target.collection)))
 
     # --- change and delete
 
@@ -666,6 +671,15 @@ class Indexer:
             ) from error
 
 
+def _measured_alike(vector: "np.typing.NDArray[Any]", collection: Collection) -> "np.typing.NDArray[Any]":
+    """Return the vector as it is stored: at length one, unless the measure (cosine) does that by itself.
+
+    So that a relevance means one thing whatever the measure: inner products and distances of other lengths don't
+    tell a cosine.
+    """
+    return vector if collection.similarity == "cosine" else vector / np.linalg.norm(vector)
+
+
 class TouchQueue:
     """Collects touches and writes them later, each document once with its latest instant.
 
@@ -743,7 +757,10 @@ class TouchQueue:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self.flush()
+            try:
+                await self.flush()
+            except Exception:
+                log.exception("touches could not be written")
 
 
 # --- what is under way -----------------------------------------------------------------------------------------------

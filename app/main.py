@@ -1,6 +1,6 @@
 """Wiring: opens every client in the lifespan, checks that cluster and service fit, hands them to the routes.
 
-`create_app(settings)` is the factory; `from_environment` is what uvicorn is pointed at.
+`create_app(settings)` is the factory; `halflife serve` runs it.
 """
 
 import asyncio
@@ -8,8 +8,8 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -21,21 +21,16 @@ from app.api import Service, install_handlers, router
 from app.edge import Edge
 from app.elastic import Cluster
 from app.embedding import Embedder
-from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError
+from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError, InvalidRequest
 from app.reranking import Reranker
 from app.search import Doors
 from app.settings import Settings
 from app.targets import CatalogTargets
-from app.writes import Stamper, Targets
+from app.writes import Patience, Stamper, Targets
 
 Result = TypeVar("Result")
 log = logging.getLogger("halflife")
 VERSION = "0.1.0"
-
-
-def from_environment() -> FastAPI:
-    """Return the service as the environment configures it."""
-    return create_app(Settings())
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -47,28 +42,22 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        cluster = open_cluster(settings)
-        embedder = open_embedder(settings)
-        reranker = _reranker(settings)
-        touches: indexing.TouchQueue | None = None
-        try:
+        async with AsyncExitStack() as opened:
+            cluster = open_cluster(settings)
+            opened.push_async_callback(cluster.close)
+            embedder = open_embedder(settings)
+            opened.push_async_callback(embedder.close)
+            reranker = _reranker(settings)
+            if reranker is not None:
+                opened.push_async_callback(reranker.close)
             service = await _start(settings, cluster=cluster, embedder=embedder, reranker=reranker)
-            touches = service.touches
-            await touches.start()
+            await service.touches.start()
+            opened.push_async_callback(service.touches.close)
             app.state.service = service
             service.ready = True
-            log.info(
-                "ready: %s, model %s with %d dims", settings.elasticsearch_urls, service.model, service.dims
-            )
+            log.info("ready: %s, model %s with %d dims", ", ".join(cluster.urls), service.model, service.dims)
             yield
             service.ready = False
-        finally:
-            if touches is not None:
-                await touches.close()
-            if reranker is not None:
-                await reranker.close()
-            await embedder.close()
-            await cluster.close()
 
     app = FastAPI(
         title="Halflife",
@@ -109,8 +98,18 @@ def open_cluster(settings: Settings) -> Cluster:
     )
 
 
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn a setting that can't work into an error with its remedy."""
+    try:
+        yield
+    except ValueError as cause:
+        raise InvalidRequest(f"{what}: {cause}", remedy=f"correct the HALFLIFE_{what}_… settings") from cause
+
+
+@_explained("EMBEDDING")
 def open_embedder(settings: Settings) -> Embedder:
-    """Return the configured embedder; nothing is sent yet."""
+    """Return the configured embedder; nothing is sent yet. Raises InvalidRequest for settings that can't work."""
     return Embedder.connect(
         base_url=settings.embedding_base_url,
         api_key=_plain(settings.embedding_api_key),
@@ -128,6 +127,7 @@ def open_embedder(settings: Settings) -> Embedder:
     )
 
 
+@_explained("RERANK")
 def _reranker(settings: Settings) -> Reranker | None:
     if settings.rerank_url is None:
         return None
@@ -152,6 +152,7 @@ def _indexer(
         # Two processes that stamp in the same microsecond are told apart by this number.
         stamper=Stamper(secrets.randbelow(64), lambda: time.time_ns() // 1000),
         now=_now,
+        patience=Patience(request_timeout_s=settings.elasticsearch_timeout_s),
         chunks=indexing.Chunking(
             max_tokens=settings.chunk_tokens, overlap_tokens=settings.chunk_overlap_tokens
         ),
@@ -186,6 +187,8 @@ async def _start(
         embedder=embedder,
         reranker=reranker,
         cursor_secrets=[secret.encode() if secret else secrets.token_bytes(32)],
+        timeout_s=settings.elasticsearch_timeout_s,
+        embed_within_s=settings.embedding_query_timeout_s,
     )
     return Service(
         doors=doors,

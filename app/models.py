@@ -153,7 +153,7 @@ class DecayStrength(Value):
     offset: Duration | None = Field(None, description="Age up to which nothing decays.")
     field: DecayField | None = Field(None, description="The date that ages; `creation_time` if left out.")
     floor: Fraction | None = Field(
-        None, description="The factor used is floor + (1-floor)*decay; left out: 0.5, on vector routes 0.9."
+        None, description="The factor used is floor + (1-floor)*decay; left out: 0.5, on vector routes 0.98."
     )
     missing: Fraction | None = Field(
         None, description="The factor of undated documents; the floor if left out."
@@ -326,7 +326,7 @@ class Rerank(Value):
 
     candidates: Annotated[int, Field(ge=1, le=1000)] = Field(50, description="Fused hits it reads.")
     top_n: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        None, description="Hits kept; `top_k` if left out."
+        None, description="Hits kept; all candidates if left out, so that pages go through them."
     )
     min_score: float | None = Field(None, description="Least score kept, on the reranker's own scale.")
     decay: bool = Field(True, description="Multiply the normalised rerank score by the decay factor.")
@@ -350,12 +350,36 @@ class Mmr(Value):
     candidates: Annotated[int, Field(ge=1, le=1000)] = Field(50, description="Fused hits it chooses from.")
 
 
+def has_strength(decay: DecayStrength) -> bool:
+    """Tell whether it says how fast age counts, and so stands by itself."""
+    return any(getattr(decay, name) is not None for name in STRENGTHS)
+
+
+def _check_routes(routes: list[Route] | None, decay: Decay | Literal["off"] | None) -> None:
+    names = [route.name for route in routes or [] if route.name is not None]
+    if len(names) != len(set(names)):
+        raise invalid("two `routes` have the same `name`: each is a key of the answer")
+    if isinstance(decay, Decay) and decay.placement == "fused" and any(route.decay for route in routes or []):
+        raise invalid(
+            "`routes[].decay` belongs to placement 'route'; with 'fused' one factor multiplies the fused score"
+        )
+    if decay == "off" and any(isinstance(route.decay, DecayStrength) for route in routes or []):
+        raise invalid(
+            "`decay` is 'off' but a route overrides it: give the request a decay, or drop the route's"
+        )
+
+
 class Profile(Value):
     """A named way of ranking, stored with a collection: what a request leaves out is taken from it."""
 
     decay: DecayOrOff | None = None
     routes: Annotated[list[Route], Field(min_length=1, max_length=MAX_ROUTES)] | None = None
     fusion: Fusion | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        _check_routes(self.routes, self.decay)
+        return self
 
 
 ProfileName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_-]*$")]
@@ -398,6 +422,18 @@ class Query(Value):
                 "`query` is blank: write words, or list documents with GET /v1/collections/{collection}/documents"
             )
         return self
+
+
+HIT_NAMES = (
+    fields.TITLE,
+    fields.TEXT,
+    fields.METADATA,
+    fields.CREATION_TIME,
+    *fields.KEYWORDS,
+    *fields.DATES[1:],
+    fields.SALIENCE,
+)
+"""What `fields` of a search may name."""
 
 
 class Search(Query):
@@ -444,23 +480,16 @@ class Search(Query):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        names = [route.name for route in self.routes or [] if route.name is not None]
-        if len(names) != len(set(names)):
-            raise invalid("two `routes` have the same `name`: each is a key of the answer")
+        _check_routes(self.routes, self.decay)
         window = self.fusion.window if self.fusion else None
         if window is not None and self.top_k > window:
             raise invalid(
                 f"`top_k` {self.top_k} is more than `fusion.window` {window}: raise the window or page with the cursor"
             )
-        if isinstance(self.decay, Decay) and self.decay.placement == "fused":
-            for route in self.routes or []:
-                if route.decay is not None:
-                    raise invalid(
-                        "`routes[].decay` belongs to placement 'route'; with 'fused' one factor multiplies the fused score"
-                    )
-        if self.decay == "off" and any(isinstance(route.decay, DecayStrength) for route in self.routes or []):
+        unknown = [name for name in self.fields or [] if name not in HIT_NAMES]
+        if unknown:
             raise invalid(
-                "`decay` is 'off' but a route overrides it: give the request a decay, or drop the route's"
+                f"`fields` names '{unknown[0][:40]}', which no hit has: choose from {', '.join(HIT_NAMES)}"
             )
         if self.rerank and self.mmr:
             raise invalid("`rerank` and `mmr` both order the head: choose one")
@@ -762,6 +791,19 @@ FieldName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Similarity = Literal["cosine", "dot_product", "l2_norm", "max_inner_product"]
 
 
+NOT_DECLARABLE = (
+    "and",
+    "or",
+    "not",
+    fields.TEXT,
+    fields.METADATA,
+    fields.CHUNKS,
+    fields.DECLARED,
+    fields.DELETED,
+    fields.DOCUMENT_ID,
+)
+
+
 class CollectionOptions(Value):
     """How a collection is made; what can't change in place needs a reindex."""
 
@@ -785,8 +827,10 @@ class CollectionOptions(Value):
     @model_validator(mode="after")
     def _no_clash(self) -> Self:
         for name in self.declared:
-            if name in fields.RESERVED:
-                raise invalid(f"`declared.{name}`: that name is a field of every document already")
+            if name in fields.RESERVED or name in NOT_DECLARABLE:
+                raise invalid(
+                    f"`declared.{name}`: that name is taken by the documents' own fields or the filter language"
+                )
         if self.default_profile is not None and self.default_profile not in self.profiles:
             raise invalid(f"`default_profile` '{self.default_profile}' is not among `profiles`")
         return self
@@ -824,7 +868,6 @@ class RouteStatus(Value):
     total: Total | None = None
     returned: int = 0
     reason: str | None = None
-    body: dict[str, Any] | None = None
 
     @model_serializer(mode="wrap")
     def _lean(self, handler: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from app.models import (
     RouteKind,
     Search,
     Total,
+    has_strength,
 )
 from app.times import DAY_MS, parse_instant, to_ms
 
@@ -79,10 +80,33 @@ class Plan:
             sizes.append(size)
         return tuple(sizes)
 
+    def resolved_request(self) -> dict[str, Any]:
+        """Return the request as JSON with what the collection's profile gave written out.
+
+        Later pages are planned from it, so a profile that changes meanwhile can't change their order.
+        """
+        profile = _profile(self.search, self.collection)
+        request = self.search.model_dump(mode="json", exclude_unset=True)
+        request.pop("profile", None)
+        chosen = profile.decay if self.search.decay is None else self.search.decay
+        request["decay"] = (
+            chosen.model_dump(mode="json", exclude_none=True)
+            if isinstance(chosen, Decay)
+            else (chosen or "off")
+        )
+        routes = self.search.routes or profile.routes
+        if chosen is None and any(isinstance(route.decay, DecayStrength) for route in routes or []):
+            del request["decay"]
+        if routes is not None:
+            request["routes"] = [route.model_dump(mode="json", exclude_none=True) for route in routes]
+        request["fusion"] = self.fusion.model_dump(mode="json", exclude_unset=True)
+        return request
+
     def texts_to_embed(self) -> list[str]:
         """Return the distinct texts whose vectors the bodies need, in a stable order."""
         texts = [route.text for route in self.routes if route.needs_vector]
-        if self.search.min_relevance is not None or self.fusion.method == "additive":
+        search = self.search
+        if search.min_relevance is not None or search.mmr is not None or self.fusion.method == "additive":
             texts.append(self.search.query)
         return list(dict.fromkeys(texts))
 
@@ -149,9 +173,9 @@ def make_plan(
     if search.filter:
         common += filters.compile_filter(search.filter, declared=collection.declared)
     warnings: list[str] = []
-    default = Decay(half_life="30d") if base is None else base  # type: ignore[arg-type]
-    routes = []
-    for position, route in enumerate(_named_routes(search.routes or profile.routes or DEFAULT_ROUTES)):
+    wanted = _wanted_routes(search, profile, base)
+    routes: list[PlannedRoute] = []
+    for position, route in enumerate(wanted):
         text = route.query or search.query
         words, cut = queries.lexical_words(text)
         if cut and not route.kind.endswith("vector"):
@@ -166,7 +190,7 @@ def make_plan(
         if route.kind.startswith("fresh_"):
             own.append(
                 queries.within(
-                    route.field or default.field or fields.CREATION_TIME,
+                    route.field or (None if base is None else base.field) or fields.CREATION_TIME,
                     origin_ms=origin_ms,
                     window_ms=queries.DEFAULT_FRESH_MS if route.window is None else route.window,
                 )
@@ -188,7 +212,7 @@ def make_plan(
         collection=collection,
         origin_ms=origin_ms,
         routes=tuple(routes),
-        placement="off" if base is None else base.placement,
+        placement=_placement(base, routes),
         base_decay=None if base is None else decay.resolve(base, default_floor=_base_floor(fusion)),
         fusion=fusion,
         window=fusion.window or DEFAULT_WINDOW,
@@ -215,9 +239,45 @@ def _base_floor(fusion: Fusion) -> float:
     return 0.0 if fusion.method == "additive" else decay.DEFAULT_FLOOR
 
 
+def _wanted_routes(search: Search, profile: Profile, base: Decay | None) -> list[Route]:
+    """Return the routes under their names, their own decays fitting the request's.
+
+    Raises InvalidRequest where a decay placed after fusion meets a route's own, and for a part of a decay that has
+    no whole to lie over. An explicit "off" of the request silences a profile's routes.
+    """
+    routes = _named_routes(search.routes or profile.routes or DEFAULT_ROUTES)
+    if search.decay == "off":
+        return [route.model_copy(update={"decay": None}) for route in routes]
+    for position, route in enumerate(routes):
+        if route.decay is None:
+            continue
+        if base is not None and base.placement == "fused":
+            raise InvalidRequest(
+                f"route '{route.name}' has its own decay, but this decay is placed after fusion, where one factor holds",
+                field=f"routes[{position}].decay",
+                remedy="drop the route's decay, or use placement 'route'",
+            )
+        if base is None and isinstance(route.decay, DecayStrength) and not has_strength(route.decay):
+            raise InvalidRequest(
+                f"route '{route.name}' changes a part of a decay, but the request has none",
+                field=f"routes[{position}].decay",
+                remedy="give the request `decay`, or the route its own strength, such as {'half_life': '180d'}",
+            )
+    return routes
+
+
+def _placement(base: Decay | None, routes: Sequence[PlannedRoute]) -> Literal["route", "fused", "off"]:
+    if base is not None:
+        return base.placement
+    return "route" if any(route.decay is not None for route in routes) else "off"
+
+
 def _route_decay(base: Decay | None, route: Route) -> ResolvedDecay | None:
-    if base is None or route.decay == "off":
+    if route.decay == "off" or (base is None and route.decay is None):
         return None
+    if base is None:
+        assert isinstance(route.decay, DecayStrength)
+        base = Decay.model_validate(route.decay.model_dump(exclude_none=True))
     override = route.decay if isinstance(route.decay, DecayStrength) else None
     vector = route.kind.endswith("vector")
     floor = decay.DEFAULT_VECTOR_FLOOR if vector else decay.DEFAULT_FLOOR
@@ -262,9 +322,11 @@ def route_query(
     if plan.search.min_relevance is not None:
         similarity = queries.threshold(plan.search.min_relevance, plan.collection.similarity)
         if not route.needs_vector:
+            # Only documents that the words match are looked at, so that the neighbours' limit is theirs alone.
+            worded = queries.text_query(route.words)
             near = queries.vector_query(
-                vectors[plan.search.query], k=THRESHOLD_NEIGHBOURS, num_candidates=THRESHOLD_NEIGHBOURS, filters=where,
-                similarity=similarity,
+                vectors[plan.search.query], k=THRESHOLD_NEIGHBOURS, num_candidates=THRESHOLD_NEIGHBOURS,
+                filters=[*where, worded], similarity=similarity,
             )  # fmt: skip
             where = [*where, near]
     else:
@@ -393,7 +455,7 @@ def fetch_body(
     body: dict[str, Any] = {
         "size": len(ids),
         "query": {"bool": {"filter": [_ids(ids), *plan.filters], "should": should}},
-        "_source": {"excludes": _excluded(search)},
+        "_source": {"excludes": _excluded(search, with_embedding=with_embedding)},
         "version": True,
     }
     if with_embedding:
@@ -404,7 +466,11 @@ def fetch_body(
     return body
 
 
-def _excluded(search: Search) -> list[str]:
+def _excluded(search: Search, *, with_embedding: bool) -> list[str]:
+    if not search.collapse:
+        # Any chunk of a document may be a hit, also one that is neither among the nearest nor the first.
+        hidden = [fields.CHUNK_HASH, fields.DECLARED, *([] if search.neighbours else [fields.TEXT])]
+        return hidden if with_embedding else [*hidden, fields.EMBEDDING]
     if search.neighbours:
         return [fields.CHUNK_TEXT, fields.CHUNK_HASH, fields.EMBEDDING, fields.DECLARED]
     return [fields.CHUNKS, fields.TEXT, fields.DECLARED]
@@ -436,13 +502,21 @@ def read_route(plan: Plan, route: PlannedRoute, answer: Mapping[str, Any]) -> Ro
         if candidate.key not in seen:
             seen.add(candidate.key)
             ranked.append(replace(candidate, rank=len(ranked) + 1))
-    total = answer["hits"].get("total")
     return RouteAnswer(
         candidates=tuple(ranked),
-        total=None if total is None else Total(value=total["value"], relation=total["relation"]),
+        total=_total(plan, route, answer),
         took_ms=answer.get("took"),
         partial=_partial(answer),
     )
+
+
+def _total(plan: Plan, route: PlannedRoute, answer: Mapping[str, Any]) -> Total | None:
+    total = answer["hits"].get("total")
+    if total is None:
+        return None
+    # A kNN route counts what it was asked to bring; as many as that means there may be more.
+    capped = route.needs_vector and total["value"] >= plan.window
+    return Total(value=total["value"], relation="gte" if capped else total["relation"])
 
 
 def _partial(answer: Mapping[str, Any]) -> str | None:
@@ -489,7 +563,7 @@ def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> C
     score = float(hit["_score"])
     base = float(names.get(queries.BASE_NAME, score))
     created = _date(values, fields.CREATION_TIME)
-    aged = _date(values, fields.CREATION_TIME if plan.base_decay is None else plan.base_decay.field)
+    aged = _aged(plan.base_decay, values)
     evergreen = bool(values.get(fields.EVERGREEN, [False])[0])
     factor: float | None = None
     if route.decay is not None and plan.placement == "route":
@@ -510,6 +584,11 @@ def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> C
     )  # fmt: skip
 
 
+def _aged(by: ResolvedDecay | None, values: Mapping[str, Any]) -> int | None:
+    names = decay.times_of(fields.CREATION_TIME if by is None else by.field)
+    return next((at for name in names if (at := _date(values, name)) is not None), None)
+
+
 def _date(values: Mapping[str, Any], name: str) -> int | None:
     held = values.get(name)
     return int(held[0]) if held else None
@@ -517,8 +596,8 @@ def _date(values: Mapping[str, Any], name: str) -> int | None:
 
 def age_days(plan: Plan, source: Mapping[str, Any]) -> float | None:
     """Return the age that the request's decay sees, in days, negative for the future."""
-    field = plan.base_decay.field if plan.base_decay is not None else fields.CREATION_TIME
-    written = source.get(field)
+    field = fields.CREATION_TIME if plan.base_decay is None else plan.base_decay.field
+    written = next((source[name] for name in decay.times_of(field) if source.get(name) is not None), None)
     if written is None:
         return None
     return (plan.origin_ms - to_ms(parse_instant(written))) / DAY_MS

@@ -22,6 +22,8 @@ MAX_LEXICAL_TERMS: Final = 512
 """Distinct words of a query that reach BM25. Each costs up to five clauses; the cluster allows some 8,000 at a
 512 MB heap and answers 400 beyond, so longer queries are cut, and say so."""
 MAX_CANDIDATES: Final = 10_000
+MAX_HIGHLIGHTED_CHARS: Final = 1_000_000
+"""Elasticsearch's own default of `index.highlight.max_analyzed_offset`."""
 STORED_PRECISION: Final = 1e-6
 """Vectors are 32-bit floats: of a cosine of 0.381000 the l2_norm index made 0.38099997, and a threshold of just that
 cosine lost the document."""
@@ -153,7 +155,10 @@ def before(created_ms: int | None, document_id: str) -> dict[str, Any]:
 
 def within(field: str, *, origin_ms: int, window_ms: int) -> dict[str, Any]:
     """Return the filter of a fresh route: dated from the origin back to the window."""
-    return {"range": {field: {"gte": format_instant(from_ms(within_calendar(origin_ms - window_ms)))}}}
+    at = format_instant(from_ms(origin_ms))
+    return {
+        "range": {field: {"lte": at, "gte": format_instant(from_ms(within_calendar(origin_ms - window_ms)))}}
+    }
 
 
 def with_factor(query: dict[str, Any], functions: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -207,6 +212,8 @@ def highlight(words: str) -> dict[str, Any]:
         "pre_tags": ["<em>"],
         "post_tags": ["</em>"],
         "order": "score",
+        # Longer texts would fail their whole shard; what lies beyond is not marked.
+        "max_analyzed_offset": MAX_HIGHLIGHTED_CHARS,
         "require_field_match": True,
         "highlight_query": text_query(words),
         "fields": {

@@ -14,11 +14,14 @@ from typing import Any
 from app import names
 from app.elastic import Cluster
 from app.embedding import Embedder
-from app.errors import CursorExpired, EmbedderUnavailable, HalflifeError, Unavailable
+from app.errors import CursorExpired, EmbedderUnavailable, HalflifeError, SchemaMismatch, Unavailable
 from app.models import RouteStatus
 from app.planning import Plan, PlannedRoute, RouteAnswer, read_route, route_body
 
 PIT_KEEP_ALIVE_S = 120.0
+ROUTE_SHARE = 0.7
+"""Of the time left, what the routes may take: the rest brings the documents of what was found."""
+GRACE_S = 0.5
 
 
 @dataclass(slots=True)
@@ -76,12 +79,18 @@ class _Ask:
 
 
 async def recall(
-    live: list[Run], *, cluster: Cluster, embedder: Embedder, request_id: str | None
+    live: list[Run], *, cluster: Cluster, embedder: Embedder, embed_within_s: float, request_id: str | None
 ) -> str | None:
-    """Fill the runs' route answers; return the point in time opened for them, if one was."""
+    """Fill the runs' route answers; return the point in time opened for them, if one was.
+
+    Embedding gets at most `embed_within_s` and half of the time there is, so that a hanging embedder leaves enough
+    for the words.
+    """
     if not live:
         return None
-    embedding = asyncio.create_task(_embed(live, embedder=embedder))
+    embedding = asyncio.create_task(
+        _embed(live, embedder=embedder, within_s=min(embed_within_s, longest(live) / 2))
+    )
     asking: list[asyncio.Task[None]] = []
     opened: str | None = None
     try:
@@ -125,7 +134,7 @@ def _ready(ask: _Ask) -> bool:
     return not ask.route.needs_vector or ask.route.text in run.vectors
 
 
-async def _embed(live: list[Run], *, embedder: Embedder) -> None:
+async def _embed(live: list[Run], *, embedder: Embedder, within_s: float) -> None:
     """Give each run its vectors: one call for all texts; a failure marks the routes that needed them."""
     texts: dict[str, None] = {}
     for run in live:
@@ -140,7 +149,7 @@ async def _embed(live: list[Run], *, embedder: Embedder) -> None:
     vectors: dict[str, list[float]] = {}
     truncated: set[str] = set()
     try:
-        embedded = await embedder.embed_queries(ordered, deadline_s=longest(live))
+        embedded = await embedder.embed_queries(ordered, deadline_s=within_s)
     except HalflifeError as error:
         failures = dict.fromkeys(ordered, error)
     else:
@@ -153,10 +162,26 @@ async def _embed(live: list[Run], *, embedder: Embedder) -> None:
             if position in embedded.truncated:
                 truncated.add(text)
     for run in live:
+        made_by = run.plan.collection.model
+        if made_by is not None and made_by != embedder.model:
+            run.degrade(
+                f"the collection was embedded with {made_by}, the query with {embedder.model}: their vectors can't be "
+                "compared unless these are two names of one model; reindex the collection (`halflife reindex`)"
+            )
         for text in run.plan.texts_to_embed():
             if text in run.vectors:
                 continue
-            if text in vectors:
+            if text in vectors and len(vectors[text]) != run.plan.collection.dims:
+                _without_vector(
+                    run,
+                    text,
+                    SchemaMismatch(
+                        f"the embedder's vectors have {len(vectors[text])} dims, the collection's "
+                        f"{run.plan.collection.dims}",
+                        remedy="send `query_vector`, or reindex the collection (`halflife reindex`)",
+                    ),
+                )
+            elif text in vectors:
                 run.vectors[text] = vectors[text]
             elif text in failures:
                 _without_vector(run, text, failures[text])
@@ -195,8 +220,9 @@ async def _ask(asks: Sequence[_Ask], *, cluster: Cluster, request_id: str | None
     for ask in asks:
         plan = ask.run.plan
         body = route_body(plan, ask.route, ask.run.vectors, size=ask.tail or plan.window)
-        searches.append(located(ask.run, body))
-    timeout_s = longest([ask.run for ask in asks])
+        searches.append(located(ask.run, body, share=ROUTE_SHARE))
+    # The cluster is to end a slow route by itself, with what it has; the connection waits a little longer.
+    timeout_s = longest([ask.run for ask in asks]) * ROUTE_SHARE + GRACE_S
     try:
         answers = await cluster.msearch(searches, timeout_s=timeout_s, opaque_id=request_id)
     except HalflifeError as error:
@@ -205,9 +231,9 @@ async def _ask(asks: Sequence[_Ask], *, cluster: Cluster, request_id: str | None
         _take(ask, answer)
 
 
-def located(run: Run, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the header and the body with its time budget and its point in time (or index)."""
-    budget = {"timeout": f"{max(1, int(run.remaining_s() * 1000))}ms"}
+def located(run: Run, body: dict[str, Any], *, share: float = 1.0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the header and the body with its share of the time left and its point in time (or index)."""
+    budget = {"timeout": f"{max(1, int(run.remaining_s() * share * 1000))}ms"}
     if run.pit is None:
         return {"index": names.read_alias(run.plan.collection.name)}, {**body, **budget}
     keep_alive = f"{int(PIT_KEEP_ALIVE_S)}s"
@@ -219,9 +245,11 @@ def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
     if isinstance(answer, HalflifeError):
         if isinstance(answer, CursorExpired) and run.offset == 0:
             answer = Unavailable("the point in time of this search was lost on the way", retry_after_s=1)
-        run.statuses[name] = RouteStatus(status="failed", reason=answer.detail)
+        if ask.tail is None:
+            run.statuses[name] = RouteStatus(status="failed", reason=answer.detail)
         run.degrade(f"route '{name}' failed: {answer.detail}", answer)
         return
+    run.pit = answer.get("pit_id", run.pit)
     read = read_route(run.plan, ask.route, answer)
     if ask.tail is not None:
         run.tails.setdefault(ask.tail, {})[name] = read

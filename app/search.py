@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from app import cursor as cursors
 from app import decay, fields, names, queries
 from app.elastic import Cluster
 from app.embedding import Embedder
-from app.errors import HalflifeError, InvalidRequest, PastWindow, Unavailable
+from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
 from app.models import Collection, Hit, RouteHit, RouteStatus, Search, SearchResult
 from app.planning import (
     PlannedRoute,
@@ -30,6 +32,8 @@ from app.stages import Placed, after_fusion, fuse, needed, needs_embeddings, pas
 from app.times import format_instant, from_ms, parse_instant
 
 DEFAULT_TIMEOUT_S = 10.0
+MOST_LISTS = 512
+"""Searches that one request may send to the cluster at once."""
 IDS_AT_ONCE = 5_000
 """Documents asked for by id in one search; Elasticsearch answers at most 10,000 hits."""
 
@@ -42,6 +46,8 @@ class Doors:
     embedder: Embedder
     reranker: Reranker | None
     cursor_secrets: Sequence[bytes]
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    embed_within_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +80,16 @@ async def search(
         except HalflifeError as error:
             runs.append(error)
             continue
-        budget = DEFAULT_TIMEOUT_S if request.timeout_ms is None else request.timeout_ms / 1000
+        budget = doors.timeout_s if request.timeout_ms is None else request.timeout_ms / 1000
         runs.append(
             Run(plan=plan, offset=0, deadline=started + budget, pit=None, warnings=list(plan.warnings))
+        )
+    asked = sum(len(run.plan.routes) * (1 + len(run.plan.tails)) for run in runs if isinstance(run, Run))
+    if asked > MOST_LISTS:
+        raise InvalidRequest(
+            f"these searches ask the cluster for {asked} lists, {MOST_LISTS} are the most",
+            field="queries",
+            remedy="send fewer queries at once, or fewer routes, or a smaller `top_k`",
         )
     return await _answer(runs, doors=doors, caller=caller, started=started, now_ms=now_ms)
 
@@ -91,10 +104,15 @@ async def next_page(
     payload = cursors.unseal(
         text, secrets=doors.cursor_secrets, now_ms=now_ms, kind="search", caller=caller.tag
     )
-    request = Search.model_validate(payload.request)
+    try:
+        request = Search.model_validate(payload.request)
+    except ValidationError as cause:
+        raise CursorInvalid(
+            "this cursor is of another release of this service", field="cursor", remedy="search again"
+        ) from cause
     plan = make_plan(request, collection=collection, now_ms=payload.origin_ms, forced=caller.forced)
     started = time.monotonic()
-    budget = DEFAULT_TIMEOUT_S if request.timeout_ms is None else request.timeout_ms / 1000
+    budget = doors.timeout_s if request.timeout_ms is None else request.timeout_ms / 1000
     run = Run(
         plan=plan,
         offset=payload.offset,
@@ -105,6 +123,8 @@ async def next_page(
     [answer] = await _answer([run], doors=doors, caller=caller, started=started, now_ms=now_ms)
     if isinstance(answer, HalflifeError):
         raise answer
+    if answer.cursor is None and run.pit is not None:
+        in_background(doors.cluster.close_pit(run.pit))
     return answer
 
 
@@ -116,7 +136,11 @@ async def _answer(
     keep = False
     try:
         opened = await recall(
-            live, cluster=doors.cluster, embedder=doors.embedder, request_id=caller.request_id
+            live,
+            cluster=doors.cluster,
+            embedder=doors.embedder,
+            embed_within_s=doors.embed_within_s,
+            request_id=caller.request_id,
         )
         finished = await _finish(live, doors=doors, caller=caller)
         answers: list[SearchResult | HalflifeError] = []
@@ -179,6 +203,8 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
         order, failure = await after_fusion(
             run.plan, whole, found, reranker=doors.reranker, deadline_s=run.remaining_s()
         )
+        if run.plan.search.mmr is not None and run.plan.search.query not in run.vectors:
+            run.degrade("not diversified by mmr, this is the fused order: the query has no vector")
         if failure is not None:
             run.degrade(f"not reranked, this is the fused order: {failure.detail}", failure)
         if run.offset > 0 and run.offset >= len(order):
@@ -199,11 +225,19 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
         caller=caller,
     )
     for run in live:
-        if run.plan.search.strict and run.degraded and isinstance(outcomes[id(run)], _Outcome):
+        spoiled = run.degraded if run.plan.search.strict else run.offset > 0 and run.failure is not None
+        if spoiled and isinstance(outcomes[id(run)], _Outcome):
             cause = run.failure
             outcomes[id(run)] = Unavailable(
-                "the answer would be degraded, and `strict` refuses that: " + "; ".join(run.warnings),
-                remedy="try again later, or drop `strict` to take what can be had",
+                (
+                    "the answer would be degraded, and `strict` refuses that: "
+                    if run.plan.search.strict
+                    else "a page after the first can't be degraded, it would not fit the pages before it: "
+                )
+                + "; ".join(run.warnings),
+                remedy="try again later, or drop `strict` to take what can be had"
+                if run.plan.search.strict
+                else "ask for this page again later",
                 retry_after_s=1 if cause is None or cause.retry_after_s is None else cause.retry_after_s,
             )
     return outcomes
@@ -319,7 +353,11 @@ async def _explain_missed(runs: Sequence[tuple[Run, _Outcome]], *, doors: Doors,
     asked: list[tuple[Run, _Outcome, PlannedRoute, list[Placed]]] = []
     for run, outcome in runs:
         for route in run.plan.routes:
-            missing = [item for item in outcome.page if route.name not in item.routes]
+            missing = [
+                item
+                for item in outcome.page
+                if route.name not in item.routes or item.routes[route.name].rank is None
+            ]
             if missing and route.name in run.answers:
                 asked.append((run, outcome, route, missing))
     answers = await _search_all(
@@ -338,12 +376,14 @@ async def _explain_missed(runs: Sequence[tuple[Run, _Outcome]], *, doors: Doors,
         found = {candidate.key: candidate for candidate in read_route(run.plan, route, answer).candidates}
         for item in missing:
             candidate = found.get(item.key)
+            counted = item.routes.get(route.name)
             outcome.missed.setdefault(item.key, {})[route.name] = RouteHit(
                 rank=None,
                 score=None if candidate is None else candidate.base,
                 decay=None if candidate is None or run.plan.placement != "route" else candidate.factor,
                 decayed_score=None if candidate is None else candidate.score,
-                contribution=0.0,
+                contribution=0.0 if counted is None else counted.contribution,
+                normalized=None if counted is None else counted.normalized,
                 note="does not match" if candidate is None else "beyond the window",
             )
 
@@ -476,7 +516,7 @@ def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, n
         )
         if not truncated or not outcome.page:
             return None
-    request = run.plan.search.model_dump(mode="json", exclude_unset=True)
+    request = run.plan.resolved_request()
     payload = cursors.CursorPayload(
         kind="search",
         origin_ms=run.plan.origin_ms,

@@ -38,7 +38,8 @@ class Settings(BaseSettings):
     )
 
     embedding_base_url: str = Field(
-        "http://127.0.0.1:9400/v1", description="An OpenAI-compatible server, up to where `/embeddings` is appended."
+        "http://127.0.0.1:9400/v1",
+        description="An OpenAI-compatible server, up to where `/embeddings` is appended.",
     )
     embedding_api_key: SecretStr | None = Field(
         None, description="Its key; left out for servers without one."
@@ -71,7 +72,7 @@ class Settings(BaseSettings):
         30.0, gt=0, le=600, description="Longest wait for one embedding request."
     )
     embedding_query_timeout_s: float = Field(
-        5.0, gt=0, le=60, description="Longest wait for a query's embedding."
+        2.0, gt=0, le=60, description="Longest wait for a query's embedding."
     )
     embedding_cache_size: int = Field(1024, ge=0, le=1_000_000, description="Query vectors kept in memory.")
 

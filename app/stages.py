@@ -128,6 +128,12 @@ def _place(
         )
         for name, part in held.items()
     }
+    for name, normalized in item.normalized.items():
+        if name not in routes:
+            routes[name] = RouteHit(
+                rank=None, score=None, decay=None, decayed_score=None, contribution=item.contributions.get(name, 0.0),
+                normalized=normalized, note="not in its list: counted as the least in the window",
+            )  # fmt: skip
     return Placed(
         key=item.key, id=candidate.id, chunk=candidate.chunk, score=item.score,
         fused_score=item.score if terms is not None else item.fused_score,
@@ -148,17 +154,25 @@ def needed(plan: Plan, order: Sequence[Placed], *, offset: int) -> list[Placed]:
     if search.mmr is not None:
         pool = max(pool, search.mmr.candidates)
     if search.dedup is not None:
-        pool = max(pool, 2 * plan.window)
+        pool = max(pool, _dedup_pool(plan))
     if pool == 0:
         return list(order[offset : offset + search.top_k])
     # Duplicates and reordering move hits onto the page from below it.
     return list(order[: max(2 * pool, offset + search.top_k + pool)])
 
 
+def _dedup_pool(plan: Plan) -> int:
+    return min(2 * plan.window, MOST_COMPARED)
+
+
 def _pool(order: list[Placed], size: int) -> tuple[list[Placed], list[Placed]]:
     """Return the hits that a stage works on, none of the tail among them, and the rest."""
     cut = next((at for at, item in enumerate(order[:size]) if item.tail), size)
     return order[:cut], order[cut:]
+
+
+MOST_COMPARED = 1000
+"""Hits whose vectors are compared with each other: a million cosines, and a few megabytes from the cluster."""
 
 
 def needs_embeddings(plan: Plan) -> bool:
@@ -172,7 +186,7 @@ def passage_of(item: Placed, hit: Mapping[str, Any], plan: Plan) -> dict[str, An
     for name in ("nearest", "worded", "first"):
         for chunk in inner.get(name, {}).get("hits", {}).get("hits", []):
             number = chunk["_nested"]["offset"]
-            if item.chunk is not None and number != item.chunk:
+            if item.chunk is not None and (name != "nearest" or number != item.chunk):
                 continue
             source = chunk.get("_source", {})
             held = source.get("chunks", source)
@@ -188,14 +202,10 @@ def passage_of(item: Placed, hit: Mapping[str, Any], plan: Plan) -> dict[str, An
                 "embedding": held.get("embedding"),
                 "relevance": relevance,
             }
-    return {
-        "number": item.chunk,
-        "text": None,
-        "start": None,
-        "end": None,
-        "embedding": None,
-        "relevance": None,
-    }
+    chunks = hit.get("_source", {}).get(fields.CHUNKS, [])
+    held = chunks[item.chunk] if item.chunk is not None and item.chunk < len(chunks) else {}
+    told = {name: held.get(name) for name in ("text", "start", "end", "embedding")}
+    return {"number": item.chunk, **told, "relevance": None}
 
 
 async def after_fusion(
@@ -229,7 +239,7 @@ def _without_duplicates(
 ) -> list[Placed]:
     dedup = plan.search.dedup
     assert dedup is not None
-    pool, rest = _pool(order, 2 * plan.window)
+    pool, rest = _pool(order, _dedup_pool(plan))
     kept = _distinct(plan, pool, documents, dedup.threshold, dedup.keep)
     # Further down only the lower of two goes, so that nothing there changes the head.
     if not rest:
@@ -266,6 +276,9 @@ def _diversified(plan: Plan, order: list[Placed], documents: Mapping[str, Mappin
     assert mmr is not None
     pool, rest = _pool(order, mmr.candidates)
     passages = [passage_of(item, documents[item.key], plan) for item in pool]
+    if all(passage["relevance"] is None for passage in passages):
+        # Without relevance to trade against, MMR would put the least alike first.
+        return order
     relevance = [
         (passage["relevance"] or 0.0) * (1.0 if item.factor is None else item.factor)
         for passage, item in zip(passages, pool, strict=True)

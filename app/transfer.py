@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from app import chunking, documents, fields, names
+from app import chunking, copying, documents, fields, names
 from app.copying import patiently
 from app.documents import InvalidItem, Source
 from app.elastic import Cluster, encode, unpack_vector
@@ -295,9 +295,15 @@ class Importer:
                     if vector is None:
                         failed = embedded.errors[at]
                         break
-                    entry["embedding"] = self._cluster.document_vector(vector)
-                elif "embedding" in entry and (self._cluster.release or (0, 0)) < (9, 3):
-                    entry["embedding"] = unpack_vector(entry["embedding"]).tolist()
+                    entry["embedding"] = self._cluster.document_vector(
+                        copying.measured_alike(vector, target.collection.similarity)
+                    )
+                elif "embedding" in entry:
+                    # Packed anew: an older cluster takes numbers only, another measure wants length one.
+                    given = copying.measured_alike(
+                        unpack_vector(entry["embedding"]), target.collection.similarity
+                    )
+                    entry["embedding"] = self._cluster.document_vector(given)
                 chunks.append(entry)
             made.append(failed or encode({**item, fields.CHUNKS: chunks}))
         return made

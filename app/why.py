@@ -27,7 +27,7 @@ from app.planning import (
     route_query,
 )
 from app.recall import Run, fatal, in_background, located, recall
-from app.search import DEFAULT_TIMEOUT_S, Caller, Doors, measure
+from app.search import Caller, Doors, measure
 from app.stages import Placed, fuse
 from app.times import from_ms, parse_instant, to_ms
 
@@ -42,9 +42,15 @@ async def why(
     """
     search = Search.model_validate(request.model_dump(exclude={"id"}, exclude_unset=True, by_alias=True))
     plan = make_plan(search, collection=collection, now_ms=now_ms, forced=caller.forced)
-    budget = DEFAULT_TIMEOUT_S if search.timeout_ms is None else search.timeout_ms / 1000
+    budget = doors.timeout_s if search.timeout_ms is None else search.timeout_ms / 1000
     run = Run(plan=plan, offset=0, deadline=time.monotonic() + budget, pit=None, warnings=list(plan.warnings))
-    pit = await recall([run], cluster=doors.cluster, embedder=doors.embedder, request_id=caller.request_id)
+    pit = await recall(
+        [run],
+        cluster=doors.cluster,
+        embedder=doors.embedder,
+        embed_within_s=doors.embed_within_s,
+        request_id=caller.request_id,
+    )
     try:
         failure = fatal(run)
         if failure is not None:
@@ -67,6 +73,13 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
     place = next((at for at, item in enumerate(order) if item.id == document_id), None)
     seen = await _seen(document_id, run, doors=doors, caller=caller)
     excluded = excluded_by(plan, source)
+    relevance = await _relevance(document_id, run, doors=doors, caller=caller)
+    least = plan.search.min_relevance
+    if least is not None and relevance is not None and relevance < least:
+        excluded.append(f"min_relevance: its relevance is {relevance:.4f}, {least:g} is the least")
+    skipped = [name for name in ("rerank", "dedup", "mmr") if getattr(plan.search, name) is not None]
+    if skipped:
+        run.warnings.append(f"told before {', '.join(skipped)}, which may still move or drop it")
     routes: dict[str, WhyRoute] = {}
     for route in plan.routes:
         if route.name not in run.answers:
@@ -93,7 +106,7 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
         creation_time=None if created is None else parse_instant(created),
         age_days=age_days(plan, source),
         evergreen=bool(source.get(fields.EVERGREEN, False)),
-        relevance=await _relevance(document_id, run, doors=doors, caller=caller),
+        relevance=relevance,
         decay=factor,
         routes=routes,
         fused_rank=None if place is None else place + 1,
@@ -273,7 +286,7 @@ def _factor(plan: Plan, source: Mapping[str, Any]) -> float | None:
     resolved: ResolvedDecay | None = plan.base_decay
     if resolved is None:
         return None
-    written = source.get(resolved.field)
+    written = next((source[name] for name in decay.times_of(resolved.field) if source.get(name)), None)
     return decay.factor(
         resolved,
         origin_ms=plan.origin_ms,

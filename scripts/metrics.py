@@ -130,6 +130,6 @@ def _chance(gaps: Sequence[float]) -> float | None:
     if len(gaps) < 2 or max(gaps) - min(gaps) < 1e-12:
         return None
     # Brought along by pytrec_eval.
-    from scipy import stats  # type: ignore[import-untyped]
+    from scipy import stats
 
     return float(stats.ttest_1samp(list(gaps), 0.0).pvalue)

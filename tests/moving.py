@@ -138,7 +138,7 @@ async def world_on(
     options = CollectionOptions(
         declared=dict(declared or {}),
         shards=shards,
-        **({} if replicas is None else {"replicas": replicas}),
+        replicas=replicas,
     )
     await create(cluster, name, options, dims=DIMS, model="fake", moment=now())
     return World(cluster, name, dict(embedders))

@@ -17,7 +17,7 @@ import numpy as np
 from app import catalog, documents, fields, names
 from app.elastic import BulkAction, Cluster, pack_vector
 from app.embedding import Embedded, Embedder
-from app.errors import HalflifeError
+from app.errors import EmbedderUnavailable, HalflifeError
 from app.models import Collection, CollectionOptions, DeclaredType, Search, SearchResult, Similarity
 from app.reranking import Reranker
 from app.search import Caller, Doors, next_page, search
@@ -74,7 +74,9 @@ class StandIn:
 
     async def embed_queries(self, texts: Sequence[str], *, deadline_s: float | None = None) -> Embedded:
         self.asked.append(list(texts))
-        await asyncio.sleep(self.delay_s)
+        await asyncio.sleep(min(self.delay_s, self.delay_s if deadline_s is None else deadline_s))
+        if deadline_s is not None and self.delay_s > deadline_s:
+            raise EmbedderUnavailable("no answer in time")
         if self.error is not None:
             raise self.error
         vectors = [

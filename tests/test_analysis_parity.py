@@ -520,7 +520,43 @@ def test_analyzer(client: Elasticsearch, analyzer: str, text: str, expected: lis
     assert terms(client, analyzer=analyzer, text=text) == expected
 
 
-LANGUAGES = ["arabic", "armenian", "basque", "bengali", "brazilian", "bulgarian", "catalan", "cjk", "czech", "danish", "dutch", "english", "estonian", "finnish", "french", "galician", "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "latvian", "lithuanian", "norwegian", "persian", "portuguese", "romanian", "russian", "sorani", "spanish", "swedish", "thai", "turkish"]
+LANGUAGES = [
+    "arabic",
+    "armenian",
+    "basque",
+    "bengali",
+    "brazilian",
+    "bulgarian",
+    "catalan",
+    "cjk",
+    "czech",
+    "danish",
+    "dutch",
+    "english",
+    "estonian",
+    "finnish",
+    "french",
+    "galician",
+    "german",
+    "greek",
+    "hindi",
+    "hungarian",
+    "indonesian",
+    "irish",
+    "italian",
+    "latvian",
+    "lithuanian",
+    "norwegian",
+    "persian",
+    "portuguese",
+    "romanian",
+    "russian",
+    "sorani",
+    "spanish",
+    "swedish",
+    "thai",
+    "turkish",
+]
 
 
 def test_every_language_takes_stop_words_of_its_own(client: Elasticsearch) -> None:

@@ -52,6 +52,9 @@ ROOMS = (
             "indexing": "what an upsert and a delete do, in order",
             "targets": "where a collection's writes go: joins the catalog to the write protocol",
             "reindex": "a collection's move to another index while it is read and written",
+            "adoption": "an index that somebody else made, brought into a collection",
+            "transfer": "a collection out to lines of JSON and back in",
+            "purge": "old tombstones and expired documents, really removed",
         },
     ),
     # Below the use cases, which share them: paging, batches, `why` and every kind of write go through the same steps.
@@ -61,9 +64,12 @@ ROOMS = (
             "catalog": "collections: templates, creation, checks, deletion; every use case starts from one",
             "recall": "what a search asks the cluster, before anything is fused",
             "stages": "what happens to candidates after recall, in order",
+            "moves": "aliases, fence and swap of a collection that changes its index",
             "writes": "versions and targets: how a document is written so that none that was acknowledged is lost",
         },
     ),
+    # Below the steps: exchanging an index and every kind of transfer read and write in bulk the same patient way.
+    Row("copies", {"copying": "many documents out of an index and into one, through passing troubles"}),
     # Above the pure rooms, not beside them: it puts their parts together, for asking and for explaining alike.
     Row(
         "plans",

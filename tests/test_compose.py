@@ -258,7 +258,7 @@ def test_setup_makes_the_users(cluster: Cluster) -> None:
             login,
             {
                 "cluster": ["monitor", "manage_index_templates"],
-                "indices": [{"names": ["halflife-*"], "privileges": ["all"]}],
+                "indices": [{"names": ["halflife-*", "halflife_*"], "privileges": ["all"]}],
             },
         ),
         ("PUT", "/_security/user/halflife", login, {"password": "secret-2", "roles": ["halflife"]}),

@@ -80,6 +80,13 @@ def test_an_hourly_loss_is_kept_without_loss(loss: float, hours: int) -> None:
     assert at(resolved(hourly_loss=loss), hours * HOUR) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.parametrize("loss, hours", [(1e-12, 10**11), (3e-10, 10**9), (9.99e-7, 10**6), (1e-16, 10**12)])
+def test_an_hourly_loss_too_small_for_one_minus_itself_keeps_its_digits(loss: float, hours: int) -> None:
+    # 1 - 1e-12 is off by 2e-5 of the loss, 1 - 1e-16 by a tenth of it.
+    wanted = math.exp(math.log1p(-loss) * hours)
+    assert at(resolved(hourly_loss=loss), hours * HOUR) == pytest.approx(wanted, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     "options", [{"rate": 1e-300}, {"rate": 5e-324}, {"rate": 1e-30}, {"rate": 1e8, "kind": "linear"}]
 )

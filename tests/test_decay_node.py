@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app import decay, queries
@@ -55,6 +56,8 @@ def closed(options: dict[str, Any], document: dict[str, Any], *, field: str = "c
     if document.get("evergreen"):
         return 1.0
     floor = options["floor"]
+    if field == "last_accessed_at" and document.get(field) is None:
+        field = "creation_time"  # never read: as old as it is
     if document.get(field) is None:
         missing = options.get("missing")
         return float(floor if missing is None else missing)
@@ -232,6 +235,9 @@ async def test_the_answer_tells_the_closed_formula(asker: Asker, kind: str, stre
                     sums[hit.id] * wanted[hit.id], rel=RELATIVE, abs=ABSOLUTE
                 ), told
                 assert all(route.decay is None for route in hit.routes.values()), told
+                # The cluster's own number, a 32-bit float, not one computed beside it.
+                if wanted[hit.id] > 1e-30:
+                    assert hit.decay == float(str(np.float32(hit.decay or 0))), told
                 assert all(route.score == route.decayed_score for route in hit.routes.values()), told
                 continue
             for route in hit.routes.values():
@@ -292,11 +298,11 @@ async def test_routes_decay_by_their_own_floor_strength_and_date(cluster: Cluste
         },
         {"kind": "text", "name": "plain", "decay": "off"},
     ]
-    # Defaults: half for words, nine tenths for vectors, since cosines crowd into a narrow band.
+    # Defaults: half for words, nearly one for vectors, since cosines crowd into a narrow band.
     base = {"scale": "10d", "decay": 0.2}
     wanted: dict[str, tuple[dict[str, Any], str]] = {
         "text": ({**base, "floor": 0.5}, "creation_time"),
-        "vector": ({**base, "floor": 0.9}, "creation_time"),
+        "vector": ({**base, "floor": 0.98}, "creation_time"),
         "accessed": ({"hourly_loss": 0.1, "floor": 0}, "last_accessed_at"),
         "updated": ({"half_life": "36h", "floor": 0.2}, "updated_at"),
     }
@@ -311,6 +317,46 @@ async def test_routes_decay_by_their_own_floor_strength_and_date(cluster: Cluste
                 factor = closed(options, document, field=field)
                 assert close_to(hit.routes[name].decay, factor), (name, hit)
             assert hit.routes["plain"].decay is None
+    await drop_collection(cluster, collection)
+
+
+async def test_what_was_never_read_is_as_old_as_it_is(cluster: Cluster) -> None:
+    ages: list[int | None] = [None, 0, HOUR, 10 * DAY, 90 * DAY, -DAY, -10 * DAY]
+    given: list[dict[str, Any]] = []
+    for at, (read, created) in enumerate(itertools.product(ages, ages)):
+        dates = {"last_accessed_at": read, "creation_time": created}
+        given.append(
+            {
+                "id": f"m{at:02d}",
+                "text": "hello",
+                "evergreen": at % 11 == 5,
+                **{
+                    name: format_instant(from_ms(NOW_MS - age))
+                    for name, age in dates.items()
+                    if age is not None
+                },
+            }
+        )
+    by_id = {document["id"]: document for document in given}
+    collection = await make_collection(cluster, given, dims=3)
+    asker = Asker(cluster, collection, StandIn(dims=3))
+    table = [
+        {"kind": kind, **strength, **rest, "field": "last_accessed_at", "placement": placement}
+        for kind, strength in STRENGTHS
+        for rest in REST[::5]
+        for placement in ("route", "fused")
+    ]
+    answers = await asker.batch(
+        *({"query": "hello", "top_k": 50, "routes": [WORDS], "decay": options} for options in table)
+    )
+    for options, answer in zip(table, answers, strict=True):
+        assert isinstance(answer, SearchResult), answer
+        assert len(answer.hits) == len(given)
+        for hit in answer.hits:
+            wanted = closed(options, by_id[hit.id], field="last_accessed_at")
+            assert close_to(hit.decay, wanted), (hit, options, wanted)
+            if options["placement"] == "route":
+                assert close_to(hit.routes["text"].decay, wanted), (hit, options, wanted)
     await drop_collection(cluster, collection)
 
 

@@ -376,8 +376,8 @@ def service(node_url: str, embedding: EmbeddingServer) -> Iterator[Running]:
 
 @pytest.fixture
 def folder(tmp_path: Path, service: Running) -> Iterator[Path]:
-    # Its own name and content: a collection is found by both.
-    corpus = CORPUS + lines({"id": "own", "text": str(tmp_path), "created_at": "2024-01-01"})
+    # Its own content, since a collection is found by that; dated so that no question sees it.
+    corpus = CORPUS + lines({"id": "own", "text": str(tmp_path), "created_at": "2035-01-01"})
     made = make(tmp_path / "small Set", {"corpus.jsonl": corpus, "queries.jsonl": QUERIES, "qrels.tsv": "q1\tnew\t2\nq1\told\t1\nq2\ttea\t1\nq3\told\t1\n"})  # fmt: skip
     yield made
     name = evaluating.collection_name(read_set(made))
@@ -429,7 +429,7 @@ def test_a_set_is_loaded_once_and_judged(service: Running, folder: Path, embeddi
 @pytest.mark.node
 def test_profiles_stand_side_by_side(service: Running, folder: Path, tmp_path: Path) -> None:
     table, rows = tmp_path / "figures.tsv", tmp_path / "figures.jsonl"
-    options = ("-p", "decayed", "-p", "off", "-p", 'old={"filter": {"id": "old"}}')
+    options: tuple[str, ...] = ("-p", "decayed", "-p", "off", "-p", 'old={"filter": {"id": "old"}}')
     wrong = evaluate(service, folder, *options)
     assert (wrong.exit_code, "has no profile 'decayed'" in wrong.output) == (1, True)
     options = ("-p", 'decayed={"decay": {"half_life": "365d"}}', *options[2:4])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app import decay, planning
+from app import decay, planning, queries
 from app.elastic import Cluster
 from app.errors import InvalidRequest
 from app.models import Collection, Decay, Fusion, Profile, Route, Search, Total
@@ -214,7 +214,7 @@ CASES: list[Case] = [
         {"decay": HALF_YEAR},
         {
             "text": body(decayed(text_part(STANDING), functions("180d", floor=0.5))),
-            "vector": body(decayed(base(near(STANDING, k=200)), functions("180d", floor=0.9))),
+            "vector": body(decayed(base(near(STANDING, k=200)), functions("180d", floor=0.98))),
         },
         {"text": ["both", "words", "old", "future"], "vector": ["both", "near", "future", "old", "words"]},
     ),
@@ -257,19 +257,19 @@ CASES: list[Case] = [
             "routes": [{"kind": "fresh_text"}, {"kind": "fresh_vector", "window": "400d", "field": "updated_at"}],
         },
         {
-            "fresh_text": body(text_part([*STANDING, {"range": {"creation_time": {"gte": "2025-01-01T00:00:00.000Z"}}}])),
+            "fresh_text": body(text_part([*STANDING, {"range": {"creation_time": {"lte": ORIGIN, "gte": "2025-01-01T00:00:00.000Z"}}}])),
             "fresh_vector": body(
-                base(near([*STANDING, {"range": {"updated_at": {"gte": "2023-12-28T00:00:00.000Z"}}}]))
+                base(near([*STANDING, {"range": {"updated_at": {"lte": ORIGIN, "gte": "2023-12-28T00:00:00.000Z"}}}]))
             ),
         },
-        {"fresh_text": ["both", "future"], "fresh_vector": ["words"]},
+        {"fresh_text": ["both"], "fresh_vector": ["words"]},
     ),
     (
         "least relevance",
         {"min_relevance": 0.5},
         {
             "text": body(
-                text_part([*STANDING, near(STANDING, k=10_000, similarity=0.499999)])
+                text_part([*STANDING, near([*STANDING, queries.text_query("carry over")], k=10_000, similarity=0.499999)])
             ),
             "vector": body(base(near(STANDING, similarity=0.499999))),
         },
@@ -617,6 +617,7 @@ def test_fetch_body_without_a_vector_with_everything_asked_for() -> None:
             "pre_tags": ["<em>"],
             "post_tags": ["</em>"],
             "order": "score",
+            "max_analyzed_offset": 1_000_000,
             "require_field_match": True,
             "highlight_query": words(),
             "fields": {
@@ -632,17 +633,17 @@ def test_fetch_body_without_a_vector_with_everything_asked_for() -> None:
 def test_measure_body() -> None:
     only = {"ids": {"values": ["a", "b"]}}
     plan = plan_of(
-        fusion={"method": "additive"}, decay={"hourly_loss": 0.25, "field": "last_accessed_at", "floor": 0.5}, filter={"lang": "en"}
+        fusion={"method": "additive"}, decay={"hourly_loss": 0.25, "field": "updated_at", "floor": 0.5}, filter={"lang": "en"}
     )  # fmt: skip
     asked = measure_body(plan, VECTORS["carry over"], ids=["a", "b"])
     relevance = {"bool": {"must": [near([only], k=2)], "_name": "relevance"}}
     measured = {"bool": {"filter": [only, *STANDING, LANG], "should": [relevance]}}
     assert asked == {
         "size": 2,
-        "query": told(measured, functions("1h", floor=0.5, field="last_accessed_at", at_scale=0.75)),
+        "query": told(measured, functions("1h", floor=0.5, field="updated_at", at_scale=0.75)),
         "_source": False,
         "docvalue_fields": [
-            CREATED, {**CREATED, "field": "last_accessed_at"}, {"field": "evergreen"}, {"field": "salience"},
+            CREATED, {**CREATED, "field": "updated_at"}, {"field": "evergreen"}, {"field": "salience"},
         ],
     }  # fmt: skip
 
@@ -673,7 +674,7 @@ async def test_node_fetch_and_measure(cluster: Cluster, corpus: Collection) -> N
     assert chunk["_score"] == pytest.approx(1.0)
     assert fetched["both"]["highlight"] == {
         "title": ["<em>carry</em>"],
-        "text": ["<em>carry</em> <em>over</em>"],
+        "text": ["<em>carry over</em>"],
     }
     assert "chunks" not in fetched["both"]["_source"]
     assert worded["near"]["inner_hits"]["worded"]["hits"]["hits"] == []

@@ -12,14 +12,16 @@ TEXT = (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_settings_table_is_the_settings():
-    assert readme.with_part(TEXT, "settings", readme.settings_table()) == TEXT, "run: python -m scripts.readme"
+    assert readme.with_part(TEXT, "settings", readme.settings_table()) == TEXT, (
+        "run: python -m scripts.readme"
+    )
 
 
 def test_the_arithmetic_by_hand_is_right():
     assert "2^(-179/365) = 0.712" in TEXT
-    assert 2 ** (-179 / 365) == pytest.approx(0.712, abs=5e-4)
+    assert pytest.approx(0.712, abs=5e-4) == 2 ** (-179 / 365)
     assert "0.5 + 0.5 × 0.712 = 0.856" in TEXT
-    assert 0.5 + 0.5 * 2 ** (-179 / 365) == pytest.approx(0.856, abs=5e-4)
+    assert pytest.approx(0.856, abs=5e-4) == 0.5 + 0.5 * 2 ** (-179 / 365)
 
 
 def test_every_script_it_names_is_there():

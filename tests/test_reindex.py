@@ -283,6 +283,15 @@ async def test_texts_are_cut_anew_and_known_chunks_keep_their_vectors(
     assert outcome.failures == {}
 
 
+async def test_another_similarity_gets_vectors_of_length_one(world: World) -> None:
+    """Cosine keeps vectors of any length; an inner product of them would be no cosine, and dot_product refuses them."""
+    await world.upsert({"id": "long", "text": "t", "embedding": [3.0, 4.0] + [0.0] * (DIMS - 2)})
+    await world.reindexer().run(Changes(similarity="dot_product"))
+    assert (await world.collection()).similarity == "dot_product"
+    [vector] = vectors(await world.dump()).values()
+    assert np.allclose(vector[:2], [0.6, 0.8], atol=1e-6)
+
+
 # --- stopped, resumed, undone ------------------------------------------------------------------------------------------
 
 
@@ -417,6 +426,7 @@ async def test_a_fence_whose_maker_died_is_lifted_by_a_writer(
     monkeypatch.setattr(moves, "RESCUE_AFTER_S", 0.5)
     await fill(world, 20)
     index = (await world.collection()).index
+    await world.cluster.refresh(index)
     generation = await moves.fence(world.cluster, world.name, index=index, generation=1)
     standing = await moves.standing(world.cluster, world.name)
     assert (standing.live, standing.written, standing.fenced) == (index, None, index)

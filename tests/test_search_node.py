@@ -351,8 +351,39 @@ async def test_top_k_never_changes_the_head(asker: Asker, shape: dict[str, Any])
     assert len(short) > 150
 
 
+@pytest.fixture(scope="module")
+def dyadic(node_url: str) -> Iterator[Collection]:
+    """The library with vectors whose products are exact in 32 bits, in whatever order they are summed.
+
+    Other cosines differ in their last digit before and after the node's JVM has compiled the vector loop (measured:
+    83 of 400 scores changed at the 98th search), which is nothing that a service above it can mend.
+    """
+
+    async def make(cluster: Cluster) -> Collection:
+        coarse = [
+            {**each, "embedding": [round(64 * x) / 64 for x in unit(each["embedding"])]} for each in LIBRARY
+        ]
+        collection = await make_collection(
+            cluster,
+            coarse,
+            dims=DIMS,
+            declared={"year": "long"},
+            similarity="max_inner_product",
+            normalize=False,
+        )
+        await settle(cluster, collection)
+        return collection
+
+    made = run_once(node_url, make)
+    yield made
+    run_once(node_url, lambda cluster: drop_collection(cluster, made))
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-async def test_the_same_request_gives_the_same_bytes(asker: Asker, shape: dict[str, Any]) -> None:
+async def test_the_same_request_gives_the_same_bytes(
+    cluster: Cluster, dyadic: Collection, shape: dict[str, Any]
+) -> None:
+    asker = Asker(cluster, dyadic, StandIn(dims=DIMS, vectors={QUERY: [0.5, 0.5, 0.5, 0.5, 0, 0, 0, 0]}))
     request = {"query": QUERY, "explain": True, "highlight": not shape, **shape}
     first = await asker.ask(**request)
     told = {timeless(first)}
@@ -1263,7 +1294,7 @@ async def test_explain_gives_bodies_that_answer_the_same_in_the_cluster(
         assert ranked
         assert all(found[rank] == name for rank, name in ranked)
     assert answer.explain["origin"] == format_instant(from_ms(NOW_MS))
-    assert answer.explain["route_decay"]["vector"]["floor"] == 0.9
+    assert answer.explain["route_decay"]["vector"]["floor"] == 0.98
     json.dumps(json.loads(answer.model_dump_json())["explain"])
 
 

@@ -271,7 +271,8 @@ async def test_what_does_not_match_says_why(asker: Asker) -> None:
     assert bare.routes["text"].matches
     assert "has no vector" in (bare.routes["vector"].note or "")
     far = await account(asker, "w299", min_relevance=0.9)
-    assert "below min_relevance" in (far.routes["vector"].note or "")
+    assert [reason.split(":")[0] for reason in far.excluded_by] == ["min_relevance"]
+    assert not far.routes["vector"].matches
     fresh = await account(asker, "w049", routes=[{"kind": "fresh_vector", "window": "7d"}])
     assert "date window" in (fresh.routes["fresh_vector"].note or "")
 
