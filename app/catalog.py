@@ -218,7 +218,10 @@ async def create(
     once, one index is made and all return it. Raises Conflict if the collection exists with other options,
     SchemaMismatch if something else has its name or the templates are missing.
     """
+    embedder_dims = dims
     dims = options.dims or dims
+    if options.dims is not None and options.dims != embedder_dims:
+        model = None  # its vectors come from callers, so no embedder is bound to fit it
     body = index_body(name, options, dims=dims, model=model, slot_aliases=first_aliases(name))
     index = names.index_name(name, moment)
     try:
@@ -237,7 +240,9 @@ async def create(
 async def _rank_as(cluster: Cluster, collection: Collection, options: CollectionOptions) -> Collection:
     """Store the options' ranking profiles in the collection's `_meta`, where they differ."""
     mapping = (await cluster.get_mapping(collection.index))[collection.index]
-    meta = {**mapping["_meta"]["halflife"], **_ranking(options)}
+    # What the options leave out stays as it is.
+    given = {name: value for name, value in _ranking(options).items() if name in options.model_fields_set}
+    meta = {**mapping["_meta"]["halflife"], **given}
     if meta != mapping["_meta"]["halflife"]:
         await cluster.put_mapping(collection.index, {"_meta": {**mapping["_meta"], "halflife": meta}})
         mapping["_meta"]["halflife"] = meta

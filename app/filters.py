@@ -311,6 +311,10 @@ class _Reader:
             )
 
 
+_INNER = (fields.TEXT, fields.DOCUMENT_ID, fields.CHUNKS, fields.DECLARED, fields.DELETED, fields.INDEXED_AT)
+"""Fields of the index that a filter does not see; as metadata keys they would silently match nothing."""
+
+
 def _field(name: str, declared: Mapping[str, DeclaredType], path: str) -> Field:
     """Return what a name means: reserved, else declared, else a metadata path."""
     if name in fields.RESERVED:
@@ -321,6 +325,13 @@ def _field(name: str, declared: Mapping[str, DeclaredType], path: str) -> Field:
         # What documents say of themselves stands in the field or in metadata of that name: look at both.
         both = (indexed, _METADATA_PREFIX + name) if name in fields.KEYWORDS else (indexed,)
         return Field(name, kind, both)
+    if name in _INNER:
+        raise _refuse(
+            path,
+            "is no field that filters test",
+            f"write 'metadata.{name}' for a metadata key of that name"
+            + (", or 'id'" if name == fields.DOCUMENT_ID else ""),
+        )
     if name == fields.METADATA:
         raise _refuse(path, "names no metadata key", "write 'metadata.<key>' or just the key")
     key = name.removeprefix(_METADATA_PREFIX)

@@ -18,7 +18,7 @@ class Settings(BaseSettings):
 
     elasticsearch_url: Annotated[str, NoDecode] = Field(
         "http://127.0.0.1:9200",
-        description="Address of the cluster (9.1 or newer); several nodes with commas between.",
+        description="Address of the cluster (9.0 or newer); several nodes with commas between.",
     )
     elasticsearch_api_key: SecretStr | None = Field(None, description="API key, as Elasticsearch encodes it.")
     elasticsearch_username: str | None = Field(None, description="User, where no API key is used.")

@@ -25,6 +25,8 @@ from scripts.stack import Options, StackFailed
 COLLECTION = "handbook"
 SAMPLE = Path(__file__).resolve().parent / "sample"
 HALF_LIFE = "365d"
+VECTOR_FLOOR = 0.95
+"""Lower than the default (0.98): of a handbook the current page is wanted, of most collections the likest one."""
 SHOWN = 3
 # So many ranks are compared that a page which fell is still found.
 _COMPARED = 20
@@ -164,6 +166,8 @@ def request_of(question: Mapping[str, Any], decay: Json | str) -> Json:
         "decay": decay,
         "paging": False,
     }
+    if decay != "off":
+        request["routes"] = [{"kind": "text"}, {"kind": "vector", "decay": {"floor": VECTOR_FLOOR}}]
     if "filter" in question:
         request["filter"] = question["filter"]
     return request
