@@ -133,9 +133,9 @@ class Indexer:
         pending: list[_Upsert] = []
         for position in part:
             try:
-                document, declared = documents.check_document(items[position], leading.collection)
+                document, _ = documents.check_document(items[position], leading.collection)
                 cuts = await self._cut(document)
-                pending.append(_Upsert(position, document, declared, format_instant(self._now()), cuts))
+                pending.append(_Upsert(position, document, format_instant(self._now()), cuts))
             except InvalidItem as error:
                 report.fail(position, documents.id_of(items[position]), error)
         rounds, until = 0, writer.deadline()
@@ -242,28 +242,7 @@ class Indexer:
     async def _encode_upserts(self, target: Target, writes: Sequence[Write]) -> list[bytes | HalflifeError]:
         items: list[_Upsert] = [write.payload for write in writes]
         await self._embed(target, [item for item in items if target.space not in item.vectors])
-        return [
-            found
-            if isinstance(found := item.vectors[target.space], HalflifeError)
-            else encode(
-                documents.source(
-                    item.document,
-                    chunks=[
-                        documents.chunk_source(
-                            chunk.text,
-                            chunk.start,
-                            chunk.end,
-                            digest=chunk.hash if item.document.embedding is None else None,
-                            vector=vector,
-                        )
-                        for chunk, vector in zip(item.chunks, found, strict=True)
-                    ],
-                    declared=item.declared,
-                    indexed_at=item.indexed_at,
-                )
-            )
-            for item in items
-        ]
+        return [_encoded(item, target) for item in items]
 
     async def _embed(self, target: Target, items: Sequence["_Upsert"]) -> None:
         """Give each item its vectors in the target's space, or the error that kept one of its chunks without."""
@@ -671,6 +650,31 @@ class Indexer:
             ) from error
 
 
+def _encoded(item: "_Upsert", target: Target) -> bytes | HalflifeError:
+    """Return the document as this target takes it: its vectors, and the values that this index declares."""
+    found = item.vectors[target.space]
+    if isinstance(found, HalflifeError):
+        return found
+    try:
+        # Not as the index declared them that led when the item was checked: a reindex may have changed them since.
+        declared = documents.declared_values(item.document.metadata, target.collection.declared)
+    except InvalidItem as error:
+        return error
+    chunks = [
+        documents.chunk_source(
+            chunk.text,
+            chunk.start,
+            chunk.end,
+            digest=chunk.hash if item.document.embedding is None else None,
+            vector=vector,
+        )
+        for chunk, vector in zip(item.chunks, found, strict=True)
+    ]
+    return encode(
+        documents.source(item.document, chunks=chunks, declared=declared, indexed_at=item.indexed_at)
+    )
+
+
 def _measured_alike(vector: "np.typing.NDArray[Any]", collection: Collection) -> "np.typing.NDArray[Any]":
     """Return the vector as it is stored: at length one, unless the measure (cosine) does that by itself.
 
@@ -775,7 +779,6 @@ class _Upsert:
 
     position: int
     document: Document
-    declared: Mapping[str, Any]
     indexed_at: str
     chunks: list[Chunk]
     stored: Stored | None = None

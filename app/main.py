@@ -22,11 +22,12 @@ from app.edge import Edge
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError, InvalidRequest
+from app.models import Collection
 from app.reranking import Reranker
 from app.search import Doors
 from app.settings import Settings
-from app.targets import CatalogTargets
-from app.writes import Patience, Stamper, Targets
+from app.targets import CatalogTargets, OtherModel
+from app.writes import DocumentEmbedder, Patience, Stamper, Targets
 
 Result = TypeVar("Result")
 log = logging.getLogger("halflife")
@@ -143,8 +144,12 @@ def _reranker(settings: Settings) -> Reranker | None:
 def _indexer(
     settings: Settings, *, cluster: Cluster, embedder: Embedder, known: catalog.Catalog
 ) -> indexing.Indexer:
+    def embedder_of(collection: Collection) -> DocumentEmbedder:
+        fits = collection.model in (None, embedder.model)
+        return embedder if fits else OtherModel(collection, embedder.model)
+
     def targets(name: str) -> Targets:
-        return CatalogTargets(name, cluster=cluster, catalog=known, embedder=lambda _: embedder)
+        return CatalogTargets(name, cluster=cluster, catalog=known, embedder=embedder_of)
 
     return indexing.Indexer(
         cluster=cluster,

@@ -8,7 +8,8 @@ from typing import Final
 from app import moves
 from app.catalog import Catalog, Known, WriteTarget, read_collection
 from app.elastic import Cluster
-from app.errors import ClusterRejected, ClusterUnavailable, HalflifeError
+from app.embedding import Embedded
+from app.errors import ClusterRejected, ClusterUnavailable, HalflifeError, SchemaMismatch
 from app.models import Collection
 from app.writes import DocumentEmbedder, Target
 
@@ -16,6 +17,25 @@ Abandon = Callable[[str, Target, HalflifeError], Awaitable[None]]
 
 FENCE_WAIT_S: Final = 18.0
 """How long a writer waits for a fence to go: past the rescue, within what clients give a write."""
+
+
+class OtherModel:
+    """Stands in for the embedder where a collection was embedded with another model than the service has.
+
+    Vectors of two models can't be compared, however alike their lengths; so a text is refused rather than mixed in.
+    Writes that need no embedding pass: deletes, patches, documents that bring their vectors.
+    """
+
+    def __init__(self, collection: Collection, model: str) -> None:
+        self._reason = SchemaMismatch(
+            f"the collection `{collection.name}` was embedded with {collection.model}, this service embeds with {model}",
+            field="text",
+            remedy=f"configure {collection.model}, or move the collection: halflife reindex {collection.name} --reembed",
+        )
+
+    async def embed_documents(self, texts: Sequence[str], *, deadline_s: float | None = None) -> Embedded:
+        """Return the same refusal for every text."""
+        return Embedded([None] * len(texts), dict.fromkeys(range(len(texts)), self._reason), frozenset())
 
 
 class CatalogTargets:

@@ -180,7 +180,7 @@ class Writer:
         Afterwards `error` says what it failed of, `conflict` that a guarded one met a newer document; else it is
         acknowledged under `version` by all targets. Raises NotFound if the collection is gone.
         """
-        targets = await self._targets.current()
+        targets = await self._persist(self._targets.current)
         pauses = rounds = 0
         while True:
             rounds += 1
@@ -393,7 +393,13 @@ class Writer:
                 raise ClusterUnavailable(
                     "reading documents: their index is being exchanged", retry_after_s=1
                 ) from gone
-            return await self._mget(fresh[0].alias, ids, source=source, vectors=vectors)
+            try:
+                return await self._mget(fresh[0].alias, ids, source=source, vectors=vectors)
+            except NotFound as again:
+                # A node that has not heard of the new alias yet.
+                raise ClusterUnavailable(
+                    "reading documents: their index is being exchanged", retry_after_s=1
+                ) from again
 
     async def _mget(
         self, alias: str, ids: Sequence[str], *, source: bool | Sequence[str], vectors: bool = False

@@ -16,7 +16,22 @@ from scripts import cli, client, doctor, table
 from scripts.client import ApiProblem, Client, find_url
 from tests.fakes import FarEnd, Reply
 
-COMMANDS = ("up", "down", "status", "serve", "load", "search", "why", "evaluate", "doctor", "tour")
+COMMANDS = (
+    "up",
+    "down",
+    "status",
+    "serve",
+    "load",
+    "search",
+    "why",
+    "evaluate",
+    "doctor",
+    "tour",
+    "reindex",
+    "export",
+    "import",
+    "purge",
+)
 
 
 def run(*arguments: str, columns: int = 140) -> Any:

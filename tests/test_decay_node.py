@@ -343,7 +343,7 @@ async def test_what_was_never_read_is_as_old_as_it_is(cluster: Cluster) -> None:
     table = [
         {"kind": kind, **strength, **rest, "field": "last_accessed_at", "placement": placement}
         for kind, strength in STRENGTHS
-        for rest in REST[::5]
+        for rest in REST[::11]
         for placement in ("route", "fused")
     ]
     answers = await asker.batch(

@@ -553,7 +553,7 @@ STAGES: list[dict[str, Any]] = [
 async def test_no_filter_leaks_anywhere(asker: Asker) -> None:
     rng = random.Random(11)
     forced = compile_filter({"tenant": "a"}, declared={})
-    for _ in range(8):
+    for _ in range(6):
         cases = [(*random_filter(rng), stage) for stage in STAGES for _ in range(3)]
         requests = [{"query": QUERY, "top_k": 60 if "fusion" not in stage else 10, "filter": given, **stage} for given, _, stage in cases]  # fmt: skip
         locked = rng.random() < 0.5
