@@ -4,6 +4,7 @@ No clients and no nodes are made here; the tests that need them bring their own 
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -28,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to test another tree than this one, and take the caller's settings out of the environment."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts its background jobs so. Tests interrupt programs, which would inherit the deafness.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     tested = Path(app.__file__).resolve().parent
     if tested != ROOT / "app":
         raise pytest.UsageError(

