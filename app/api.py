@@ -24,7 +24,7 @@ from app import catalog, indexing
 from app import cursor as cursors
 from app import search as searching
 from app import why as whys
-from app.errors import HalflifeError, InvalidRequest, NotFound
+from app.errors import ClusterUnavailable, HalflifeError, InvalidRequest, NotFound
 from app.filters import compile_filter
 from app.models import (
     BulkResult,
@@ -362,7 +362,10 @@ async def patch(request: Request, collection: str) -> Response:
     changes = parse(PatchDocuments, await read_json(request))
     target = await _collection(request, collection)
     service = service_of(request)
-    return answer(await service.indexer.patch(changes.documents, collection=target, refresh=changes.refresh))
+    result = await service.indexer.patch(changes.documents, collection=target, refresh=changes.refresh)
+    # A change that found nothing to change is lost: it counts as failed, unlike a delete that found nothing.
+    missed = sum(item.status == "not_found" for item in result.items)
+    return answer(BulkResult(items=result.items, failed=result.failed + missed))
 
 
 @router.post(
@@ -455,6 +458,10 @@ def _filter(text: str) -> dict[str, Any]:
 async def get_document(request: Request, collection: str, document_id: str) -> Response:
     """Return one document as stored, in real time: also before searches see it."""
     target = await _collection(request, collection)
+    if not document_id:
+        raise NotFound(
+            "an id is missing after the last slash", field="id", remedy="name it, or drop the slash to list"
+        )
     [found] = await service_of(request).indexer.get([document_id], collection=target)
     if found is None:
         raise NotFound(f"there is no document with this id in '{target.name}'", field="id")
@@ -579,6 +586,11 @@ async def readyz(request: Request) -> Response:
 async def _check_cluster(service: Service) -> dict[str, Any]:
     info = await service.doors.cluster.info(timeout_s=3)
     health = await service.doors.cluster.health(timeout_s=3)
+    if health.get("status") == "red":
+        raise ClusterUnavailable(
+            "some shards are not there (the cluster's health is red)",
+            remedy="wait for them, or see GET /_cluster/health",
+        )
     return {"version": info.version, "cluster": info.name, "health": health.get("status")}
 
 

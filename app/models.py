@@ -411,13 +411,13 @@ class Query(Value):
     filter: Filter | None = None
     as_of: Instant | None = Field(
         None,
-        description="The origin of decay and age; documents created after it are hidden. Now if left out.",
+        description="The origin of decay and age; now if left out. Where it is given, documents created after it are hidden.",
     )
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = Field(10, description="Hits on one page.")
 
     @model_validator(mode="after")
     def _not_blank(self) -> Self:
-        if not self.query.strip():
+        if not self.query.replace("\0", " ").strip():
             raise invalid(
                 "`query` is blank: write words, or list documents with GET /v1/collections/{collection}/documents"
             )
@@ -483,9 +483,7 @@ class Search(Query):
         _check_routes(self.routes, self.decay)
         window = self.fusion.window if self.fusion else None
         if window is not None and self.top_k > window:
-            raise invalid(
-                f"`top_k` {self.top_k} is more than `fusion.window` {window}: raise the window or page with the cursor"
-            )
+            raise invalid(f"`top_k` {self.top_k} is more than `fusion.window` {window}: raise the window")
         unknown = [name for name in self.fields or [] if name not in HIT_NAMES]
         if unknown:
             raise invalid(
@@ -658,6 +656,8 @@ class Document(DocumentFields):
             raise invalid("`text` and `title` are blank: there is nothing to find it by")
         if self.revision is not None and self.if_version is not None:
             raise invalid("`revision` and `if_version` are two ways to guard a write: choose one")
+        if self.start_date is not None and self.end_date is not None and self.end_date <= self.start_date:
+            raise invalid("`end_date` is not after `start_date`: it would never be true")
         return self
 
 
@@ -667,12 +667,21 @@ class DocumentPatch(DocumentFields):
     id: DocumentId
     if_version: Revision | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_clears(cls, value: Any) -> Any:
+        cleared = {"metadata": {}, "evergreen": False}
+        if isinstance(value, dict) and any(name in value and value[name] is None for name in cleared):
+            return {
+                **value,
+                **{name: empty for name, empty in cleared.items() if name in value and value[name] is None},
+            }
+        return value
+
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
         if not self.model_fields_set - {"id", "if_version"}:
             raise invalid("changes nothing: name a field")
-        if "evergreen" in self.model_fields_set and self.evergreen is None:
-            raise invalid("`evergreen` is true or false")
         return self
 
 

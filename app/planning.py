@@ -195,6 +195,8 @@ def make_plan(
                     window_ms=queries.DEFAULT_FRESH_MS if route.window is None else route.window,
                 )
             )
+        if route.weight == 0:
+            warnings.append(f"route '{route.name}' has weight 0: it adds neither score nor hits")
         routes.append(
             PlannedRoute(
                 name=str(route.name),

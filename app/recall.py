@@ -22,6 +22,7 @@ PIT_KEEP_ALIVE_S = 120.0
 ROUTE_SHARE = 0.7
 """Of the time left, what the routes may take: the rest brings the documents of what was found."""
 GRACE_S = 0.5
+_GONE = ("no_shard_available_action_exception", "index_not_found_exception")
 
 
 @dataclass(slots=True)
@@ -243,6 +244,12 @@ def located(run: Run, body: dict[str, Any], *, share: float = 1.0) -> tuple[dict
 def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
     run, name = ask.run, ask.route.name
     if isinstance(answer, HalflifeError):
+        if run.offset > 0 and answer.members.get("elasticsearch", {}).get("type") in _GONE:
+            answer = CursorExpired(
+                "the point in time of this cursor is gone: its index was deleted or its shards are not there",
+                field="cursor",
+                remedy="search again",
+            )
         if isinstance(answer, CursorExpired) and run.offset == 0:
             answer = Unavailable("the point in time of this search was lost on the way", retry_after_s=1)
         if ask.tail is None:

@@ -504,7 +504,7 @@ def _with_neighbours(
 def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, now_ms: int) -> str | None:
     """Return the cursor of the next page; None where there is nothing more.
 
-    Where the window is used up but the routes match more, the cursor is given and says so when it is used.
+    Where the window is used up but the routes match more, a warning says so: a loop over pages ends, and knows why.
     """
     if run.pit is None:
         return None
@@ -514,8 +514,12 @@ def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, n
             answer.total is not None and answer.total.value > len(answer.candidates)
             for answer in run.answers.values()
         )
-        if not truncated or not outcome.page:
-            return None
+        if truncated and outcome.page and run.plan.search.paging:
+            run.warnings.append(
+                f"these are the last hits of the fused window of {run.plan.window}, and the routes match more: raise "
+                "`fusion.window` to page further"
+            )
+        return None
     request = run.plan.resolved_request()
     payload = cursors.CursorPayload(
         kind="search",

@@ -283,7 +283,13 @@ class Supervisor:
         )
         for number, node in enumerate(self.cluster.nodes):
             # A port that is only remembered, not asked for, is given up if another program has it now.
-            if node.http_port is not None and not (number == 0 and given) and listens(node.http_port):
+            # So is one that another part was asked to have.
+            wanted = node.http_port in (self.options.port, self.options.embedder_port)
+            if (
+                node.http_port is not None
+                and not (number == 0 and given)
+                and (wanted or listens(node.http_port))
+            ):
                 node.http_port = None
             if node.transport_port is not None and listens(node.transport_port):
                 node.transport_port = None
@@ -326,6 +332,10 @@ class Supervisor:
             log=_fresh(self.logs / "api.log"),
             environment=environment,
         )
+        if self.options.port is None and port != DEFAULT_PORT:
+            self.report(
+                f"The API is on port {port}, as before or because {DEFAULT_PORT} is taken; --port chooses another."
+            )
         self._spawn(self.api, chosen=self.options.port)
         self._write()
         self.api.wait_until_ready(_API_TIMEOUT_S)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.decay import DEFAULT_VECTOR_FLOOR
 from scripts import sources, stack, table
 from scripts.cli import data_argument, guarded, say
 from scripts.client import ApiProblem, Client, Json
@@ -80,7 +81,8 @@ def _ask_all(client: Client) -> None:
     out.print(
         f"\n{len(asked)} questions, each asked twice as of {asked[0]['as_of'][:10]}: without decay, and with a half-life of "
         f"{HALF_LIFE}.\nA route's column gives a hit's rank in that route and its score times the factor of its age; `factor` "
-        "is the request's own.\nThe vector route's factor stays near 1, because its scores lie close together.",
+        "is the request's own.\nThe vector route's factor stays near 1 (its floor here is "
+        f"{VECTOR_FLOOR:g}, {DEFAULT_VECTOR_FLOOR:g} unless asked for), because its scores lie close together.",
         markup=False,
         soft_wrap=True,
     )

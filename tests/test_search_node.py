@@ -24,7 +24,6 @@ from app.errors import (
     EmbedderUnavailable,
     HalflifeError,
     InvalidRequest,
-    PastWindow,
     RerankerFailed,
     Unavailable,
 )
@@ -449,17 +448,16 @@ async def test_the_union_of_pages_is_one_long_page_while_documents_change(
     assert ids(await asker.ask(QUERY, top_k=9, **shape)) != [row["id"] for row in rows[:9]]
 
 
-async def test_past_the_window_is_an_error_that_says_so(asker: Asker) -> None:
+async def test_the_end_of_the_window_ends_the_pages_and_says_so(asker: Asker) -> None:
     page = await asker.ask(QUERY, top_k=50, paging=True, routes=[TEXT], fusion={"window": 60})
     assert page.cursor is not None
+    assert page.warnings == []
     page = await asker.page(page.cursor)
     assert len(page.hits) == 10
-    assert page.cursor is not None, "the text route matches more than 60"
-    with pytest.raises(PastWindow) as caught:
-        await asker.page(page.cursor)
-    assert "60" in str(caught.value)
-    assert caught.value.remedy is not None
-    assert "fusion.window" in caught.value.remedy
+    assert page.cursor is None
+    [warning] = page.warnings
+    assert "window of 60" in warning
+    assert "fusion.window" in warning
 
 
 async def test_the_last_page_has_no_cursor(asker: Asker) -> None:
