@@ -108,6 +108,8 @@ async def recall(
             for tail in (None, *run.plan.tails)
         ]
         early: list[_Ask] = []
+        # One turn of the loop: vectors that are given or remembered need no more, and then one request asks for all.
+        await asyncio.sleep(0)
         if not embedding.done():
             early = [ask for ask in asks if not _waits(ask)]
         asking.append(asyncio.create_task(_ask(early, cluster=cluster, request_id=request_id)))
