@@ -136,6 +136,7 @@ BAD_SEARCHES: dict[str, tuple[dict[str, Any], str]] = {
     "origin": ({"as_of": "yesterday"}, "as_of"),
     "microseconds": ({"as_of": 1700000000000000}, "as_of"),
     "blank": ({"query": " \n"}, "query"),
+    "NUL alone": ({"query": "\0"}, "query"),
     "long": ({"query": "x" * 10_001}, "query"),
     "no hits": ({"top_k": 0}, "top_k"),
     "too many hits": ({"top_k": 10_001}, "top_k"),

@@ -1192,7 +1192,6 @@ ODD_QUERIES: dict[str, set[str] | None] = {
     "!!! ???": set(),
     "😀": {"em"},
     "/": set(),
-    "\x00": set(),
     "-": set(),
     "{{}}": set(),
 }
