@@ -130,7 +130,7 @@ async def test_a_collection_is_what_its_options_say(cluster, templates, unique):
     made = await make(cluster, name, options, dims=384)
     assert made.model_dump(exclude={"index"}) == {
         "name": name, "dims": 8, "similarity": "dot_product", "declared": {"due": "date", "pages": "long"},
-        "model": "e5", "template_version": catalog.shipped(catalog.MAPPINGS)["version"],
+        "model": None, "template_version": catalog.shipped(catalog.MAPPINGS)["version"],
         "profiles": {}, "default_profile": None,
     }  # fmt: skip
     settings = (await cluster.get_settings(made.index))[made.index]
