@@ -22,8 +22,6 @@ import typer
 from scripts import stack
 
 if TYPE_CHECKING:
-    from pydantic import SecretStr
-
     from app import transfer
     from app.elastic import Cluster
     from app.embedding import Embedder
@@ -976,31 +974,11 @@ async def _doors(
     settings: "Settings", *, model: str | None = None
 ) -> "AsyncIterator[tuple[Cluster, Embedder]]":
     """Open the cluster and the embedder as the service would; nothing is asked of the embedder yet."""
-    from app.elastic import Cluster
-    from app.embedding import Embedder
+    from app.main import open_cluster, open_embedder
 
-    cluster = Cluster.connect(
-        urls=settings.elasticsearch_urls,
-        api_key=_plain(settings.elasticsearch_api_key),
-        username=settings.elasticsearch_username,
-        password=_plain(settings.elasticsearch_password),
-        ca_certs=settings.elasticsearch_ca,
-        verify_certs=settings.elasticsearch_verify_certs,
-        request_timeout_s=settings.elasticsearch_timeout_s,
-    )
-    embedder = Embedder.connect(
-        base_url=settings.embedding_base_url,
-        api_key=_plain(settings.embedding_api_key),
-        model=model or settings.embedding_model,
-        dims=settings.embedding_dims,
-        query_prefix=settings.embedding_query_prefix,
-        document_prefix=settings.embedding_document_prefix,
-        send_dimensions=settings.embedding_send_dimensions,
-        max_batch=settings.embedding_max_batch,
-        max_batch_tokens=settings.embedding_max_batch_tokens,
-        max_input_tokens=settings.embedding_max_input_tokens,
-        concurrency=settings.embedding_concurrency,
-        timeout_s=settings.embedding_timeout_s,
+    cluster = open_cluster(settings)
+    embedder = open_embedder(
+        settings.model_copy(update={"embedding_model": model or settings.embedding_model})
     )
     try:
         await cluster.check_version()
@@ -1008,7 +986,3 @@ async def _doors(
     finally:
         await embedder.close()
         await cluster.close()
-
-
-def _plain(secret: "SecretStr | None") -> str | None:
-    return None if secret is None else secret.get_secret_value()
