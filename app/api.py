@@ -43,6 +43,7 @@ from app.models import (
     Why,
     WhyResult,
     check_collection,
+    wrong_type,
 )
 from app.times import to_ms
 
@@ -104,7 +105,7 @@ def parse(model: type[Model], value: Any) -> Model:
 def invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """Return the validation failures as one problem, the first of them in front."""
     errors = []
-    for item in error.errors(include_url=False, include_context=False, include_input=False)[:20]:
+    for item in error.errors(include_url=False, include_context=False)[:20]:
         path = _path(item["loc"])
         detail = item["msg"].removeprefix("Value error, ")
         if item["type"] == "value_error" and (named := _NAMED.search(detail)):
@@ -114,15 +115,13 @@ def invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRe
         if item["type"] == "extra_forbidden":
             entry["detail"] = "there is no such field"
             entry["remedy"] = _did_you_mean(item["loc"], model)
-        elif item["type"] in _NO_FORM and any(tag in item["loc"][-1:] for tag in _TAGS):
-            entry["detail"] = "is neither a decay nor 'off'"
-            entry["remedy"] = "write an object with its strength, such as {'half_life': '180d'}, or 'off'"
-        elif item["type"] in _NO_FORM and item["type"] != "literal_error":
-            entry["detail"] = "is not an object"
-            entry["remedy"] = "write a JSON object"
+        elif item["type"] in _NO_FORM and (known := _TAGS.get(str(item["loc"][-1] if item["loc"] else ""))):
+            entry["detail"], entry["remedy"] = known
         elif item["type"] == "missing":
             entry["detail"] = "is missing"
             entry["remedy"] = f"give `{path}`"
+        elif (wrong := wrong_type(item["type"], item["input"])) is not None:
+            entry["detail"], entry["remedy"] = wrong
         errors.append(entry)
     first = errors[0]
     return InvalidRequest(
@@ -150,9 +149,20 @@ def _path(location: Sequence[int | str]) -> str:
     return text.removeprefix(".")
 
 
-_NO_FORM = ("model_type", "dict_type", "model_attributes_type", "literal_error")
-_TAGS = ("_decay", "_off")
-"""Which form of a decay was read: pydantic names it in a location, callers never wrote it."""
+_NO_FORM = ("model_type", "literal_error")
+_NO_DECAY = (
+    "is neither a decay nor 'off'",
+    "write an object with its strength, such as {'half_life': '180d'}, or 'off'",
+)
+_TAGS: dict[str, tuple[str, str] | None] = {
+    "_decay": _NO_DECAY,
+    "_off": _NO_DECAY,
+    "_word": ("is neither true, false nor 'cluster'", "write one of them"),
+    "_flag": None,
+    "_options": None,
+}
+"""Which form of a value was read: pydantic names it in a location, callers never wrote it. Form -> what is wrong with what
+has it by its looks alone, and the remedy."""
 
 
 def _did_you_mean(location: Sequence[int | str], model: type[BaseModel]) -> str:

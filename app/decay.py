@@ -33,8 +33,11 @@ SMALL_LOSS: Final = 1e-6
 SMALLEST_WEIGHT: Final = 2.0**-149
 
 
-def merge(base: Decay, override: DecayStrength | None) -> Decay:
-    """Return the base with the override's given fields laid over it; a given strength replaces the base's."""
+def merge(base: Decay, override: DecayStrength | None, *, path: str = "routes.decay") -> Decay:
+    """Return the base with the override's given fields laid over it; a given strength replaces the base's.
+
+    Raises InvalidRequest, naming the override's `path`, where the two don't go together.
+    """
     if override is None:
         return base
     laid = {
@@ -50,13 +53,13 @@ def merge(base: Decay, override: DecayStrength | None) -> Decay:
     if merged.kind == "gauss" and (merged.rate is not None or merged.hourly_loss is not None):
         raise InvalidRequest(
             "the route's decay is gauss, but the request's strength is a constant rate, which gauss does not have",
-            field="routes.decay.kind",
+            field=f"{path}.kind",
             remedy="give the route a `half_life` or a `scale` with `decay`",
         )
     if merged.kind == "linear" and merged.hourly_loss is not None:
         raise InvalidRequest(
             "the route's decay is linear, but the request's strength is `hourly_loss`, which compounds",
-            field="routes.decay.kind",
+            field=f"{path}.kind",
             remedy="give the route a `rate`, a `half_life` or a `scale` with `decay`",
         )
     return merged
@@ -244,12 +247,16 @@ def misfit(decay: ResolvedDecay, factors: list[float]) -> str | None:
     """Return a warning if the scale does not fit the ages on the page: every factor 1, or every one at the floor."""
     if len(factors) < 2 or decay.shape in ("none", "step"):
         return None
-    name = format_duration(decay.scale_ms)
+    scale = format_duration(decay.scale_ms)
     if min(factors) > 1 - 1e-3 * (1 - decay.floor):
-        return f"the decay changes nothing here: with a scale of {name} every hit's factor is about 1; shorten it"
+        return (
+            f"the decay changes nothing here: all {len(factors)} dated hits have a factor of about 1, since they are young "
+            f"against its scale of {scale}; strengthen it (a shorter `half_life` or `scale`, a higher `rate`)"
+        )
     if decay.floor < 1 and max(factors) < decay.floor + 1e-6:
         return (
-            f"the decay tells no ages apart: with a scale of {name} every hit's factor is at the floor "
-            f"({decay.floor:g}); lengthen it, or use exp, which underflows last"
+            f"the decay tells no ages apart: all {len(factors)} dated hits are at its floor of {decay.floor:g}, since they "
+            f"are old against its scale of {scale}; weaken it (a longer `half_life` or `scale`, a lower `rate`)"
+            + ("" if decay.shape == "exp" else ", or use kind 'exp', which reaches its floor last")
         )
     return None

@@ -21,6 +21,7 @@ from app.models import (
     DocumentPatch,
     ItemError,
     StoredDocument,
+    wrong_type,
 )
 from app.times import format_instant, parse_instant
 
@@ -288,7 +289,7 @@ def _explain(
     cause: ValidationError, model: type[DocumentFields] | None, *, default_field: str | None = None
 ) -> InvalidItem:
     """Return the first fault in our words; what the caller sent is not repeated."""
-    faults = cause.errors(include_url=False, include_context=False, include_input=False)
+    faults = cause.errors(include_url=False, include_context=False)
     first = faults[0]
     place = (
         ".".join(str(part)[:80].encode("utf-8", "replace").decode() for part in first["loc"]) or default_field
@@ -302,4 +303,6 @@ def _explain(
         )
     if first["type"] == "missing":
         return InvalidItem(f"`{place}` is missing{more}", field=place, remedy=f"send `{place}`")
+    if (wrong := wrong_type(first["type"], first["input"])) is not None:
+        return InvalidItem(f"`{place}` {wrong[0]}{more}", field=place, remedy=wrong[1])
     return InvalidItem(f"{words}{more}", field=place, remedy="correct this field and send the item again")

@@ -311,8 +311,13 @@ class _Reader:
             )
 
 
-_INNER = (fields.TEXT, fields.DOCUMENT_ID, fields.CHUNKS, fields.DECLARED, fields.DELETED, fields.INDEXED_AT)
-"""Fields of the index that a filter does not see; as metadata keys they would silently match nothing."""
+_INNER = (
+    fields.TEXT, fields.DOCUMENT_ID, fields.CHUNKS, fields.DECLARED, fields.DELETED, fields.INDEXED_AT,
+    fields.REVISION, "version", "if_version", "embedding",
+)  # fmt: skip
+"""What the index or the API calls something that a filter does not see; taken for metadata keys they would silently
+match nothing. Spelt `metadata.version` they are metadata keys, and so is one that the collection declares."""
+_INNER_OBJECTS = (f"{fields.CHUNKS}.", _DECLARED_PREFIX)
 
 
 def _field(name: str, declared: Mapping[str, DeclaredType], path: str) -> Field:
@@ -325,11 +330,11 @@ def _field(name: str, declared: Mapping[str, DeclaredType], path: str) -> Field:
         # What documents say of themselves stands in the field or in metadata of that name: look at both.
         both = (indexed, _METADATA_PREFIX + name) if name in fields.KEYWORDS else (indexed,)
         return Field(name, kind, both)
-    if name in _INNER:
+    if (name in _INNER and name not in declared) or name.startswith(_INNER_OBJECTS):
         raise _refuse(
             path,
             "is no field that filters test",
-            f"write 'metadata.{name}' for a metadata key of that name"
+            f"write 'metadata.{_shown(name)}' for a metadata key of that name"
             + (", or 'id'" if name == fields.DOCUMENT_ID else ""),
         )
     if name == fields.METADATA:

@@ -40,14 +40,59 @@ DEFAULT_WINDOW = 100
 
 
 class Value(BaseModel):
-    """A frozen value that refuses unknown fields."""
+    """A frozen value that refuses unknown fields, and values of another JSON type: `"5"` is no number, 1 not true."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
 
 def invalid(message: str) -> PydanticCustomError:
     """Return an error whose message reaches the caller unchanged."""
     return PydanticCustomError("value_error", "{message}", {"message": message})
+
+
+def described(value: Any) -> str:
+    """Return what a JSON value is, without repeating it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return "text"
+    return "a number" if isinstance(value, int | float) else "something else"
+
+
+_JSON_TYPES = {
+    "int_type": ("a whole number", "write it without quotes and without a fraction"),
+    "int_from_float": ("a whole number", "round it"),
+    "float_type": ("a number", "write it without quotes"),
+    "bool_type": ("true or false", "write true or false, without quotes"),
+    "string_type": ("text", "put it in quotes"),
+    "list_type": ("a list", "write a JSON list, of one member where there is one"),
+    "dict_type": ("an object", "write a JSON object"),
+    "model_type": ("an object", "write a JSON object"),
+}
+
+
+def wrong_type(error_type: str, value: Any) -> tuple[str, str] | None:
+    """Return what is wrong with a value of another JSON type than its field's, and the remedy; None for other faults."""
+    wanted = _JSON_TYPES.get(error_type)
+    if wanted is None:
+        return None
+    return f"must be {wanted[0]}, not {described(value)}", wanted[1]
+
+
+def _whole(value: Any) -> Any:
+    # JSON has one kind of number: 5.0 is the whole number 5, as JSON Schema's "integer" has it.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 def _clean_text(value: str) -> str:
@@ -176,7 +221,11 @@ class DecayStrength(Value):
             if getattr(self, name) == 0:
                 raise invalid(f"`{name}` must be longer than zero")
         if self.kind == "gauss" and (self.rate is not None or self.hourly_loss is not None):
-            raise invalid("gauss has no constant rate: use `half_life` or `scale` with `decay`")
+            given = "rate" if self.rate is not None else "hourly_loss"
+            raise invalid(
+                f"`{given}` is a constant rate, which kind 'gauss' does not have: give `half_life`, or `scale` with "
+                "`decay`, or use kind 'exp'"
+            )
         if self.kind == "linear" and self.hourly_loss is not None:
             raise invalid(
                 "`hourly_loss` compounds by the hour, which is exp: drop `kind`, or use `rate` for a ramp"
@@ -267,7 +316,7 @@ class Route(Value):
     query: Annotated[Text, Field(min_length=1, max_length=MAX_QUERY_CHARS)] | None = Field(
         None, description="Other words for this route, such as a rewritten query; the request's if left out."
     )
-    num_candidates: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+    num_candidates: Annotated[Whole, Field(ge=1, le=10_000)] | None = Field(
         None, description="Vector routes: candidates per shard; at least the window."
     )
 
@@ -298,7 +347,7 @@ class Fusion(Value):
         ),
     )
     rank_constant: Annotated[float, Field(ge=1, le=1e6)] = Field(60, description="rrf only.")
-    window: Annotated[int, Field(ge=1, le=MAX_WINDOW)] | None = Field(
+    window: Annotated[Whole, Field(ge=1, le=MAX_WINDOW)] | None = Field(
         None, description=f"Ranks of each route that count; {DEFAULT_WINDOW} if left out."
     )
     normalizer: Literal["zscore", "minmax"] | None = Field(
@@ -324,12 +373,30 @@ class Fusion(Value):
 class Rerank(Value):
     """Let a cross-encoder reorder the head of the fused list."""
 
-    candidates: Annotated[int, Field(ge=1, le=1000)] = Field(50, description="Fused hits it reads.")
-    top_n: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+    candidates: Annotated[Whole, Field(ge=1, le=1000)] = Field(50, description="Fused hits it reads.")
+    top_n: Annotated[Whole, Field(ge=1, le=1000)] | None = Field(
         None, description="Hits kept; all candidates if left out, so that pages go through them."
     )
     min_score: float | None = Field(None, description="Least score kept, on the reranker's own scale.")
     decay: bool = Field(True, description="Multiply the normalised rerank score by the decay factor.")
+
+
+class Highlight(Value):
+    """How marked fragments are written."""
+
+    encoder: Literal["html", "default"] = Field(
+        "html",
+        description="html: `<`, `>`, `&` and quotes of the document are escaped, so that the marks alone are HTML; "
+        "default: as stored.",
+    )
+
+
+def _highlight_form(value: Any) -> str:
+    return "_options" if isinstance(value, dict | Highlight) else "_flag"
+
+
+def _explain_form(value: Any) -> str:
+    return "_word" if isinstance(value, str) else "_flag"
 
 
 class Dedup(Value):
@@ -347,7 +414,7 @@ class Mmr(Value):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
     lambda_: Fraction = Field(0.5, alias="lambda", description="1: relevance alone; 0: difference alone.")
-    candidates: Annotated[int, Field(ge=1, le=1000)] = Field(50, description="Fused hits it chooses from.")
+    candidates: Annotated[Whole, Field(ge=1, le=1000)] = Field(50, description="Fused hits it chooses from.")
 
 
 def has_strength(decay: DecayStrength) -> bool:
@@ -396,7 +463,7 @@ def _vector(value: list[float]) -> list[float]:
     return value
 
 
-Vector = Annotated[list[Annotated[float, Field(strict=True)]], AfterValidator(_vector)]
+Vector = Annotated[list[float], AfterValidator(_vector)]
 
 
 class Query(Value):
@@ -406,14 +473,16 @@ class Query(Value):
         description="The question or keywords, as typed.", examples=["how long may I carry over leave?"]
     )
     query_vector: Vector | None = Field(
-        None, description="Its embedding, if the caller has it; of the collection's dims."
+        None,
+        description="The embedding of `query`, if the caller has it; of the collection's dims. Vector routes with other "
+        "words of their own are refused beside it, since those would be embedded here.",
     )
     filter: Filter | None = None
     as_of: Instant | None = Field(
         None,
         description="The origin of decay and age; now if left out. Where it is given, documents created after it are hidden.",
     )
-    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = Field(10, description="Hits on one page.")
+    top_k: Annotated[Whole, Field(ge=1, le=MAX_TOP_K)] = Field(10, description="Hits on one page.")
 
     @model_validator(mode="after")
     def _not_blank(self) -> Self:
@@ -455,26 +524,41 @@ class Search(Query):
     dedup: Dedup | None = None
     mmr: Mmr | None = None
     collapse: bool = Field(True, description="One hit per document (its best chunk); false: one per chunk.")
-    neighbours: Annotated[int, Field(ge=0, le=20)] = Field(
+    neighbours: Annotated[Whole, Field(ge=0, le=20)] = Field(
         0, description="Chunks before and after the best one that `text` includes."
     )
     valid_time: Literal["only", "any"] = Field(
         "only",
         description="only: documents with start_date/end_date must be true at the origin; any: they need not.",
     )
-    highlight: bool = Field(False, description="Mark the text route's terms in title and text.")
+    highlight: Annotated[
+        Annotated[Highlight, Tag("_options")] | Annotated[bool, Tag("_flag")], Discriminator(_highlight_form)
+    ] = Field(
+        False,
+        description="Mark the text route's terms in title and text with `<em>`; HTML of the document is escaped unless "
+        "{'encoder': 'default'} asks for it as stored.",
+    )
     fields: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64)] | None = Field(
         None,
         description="Which of the document's own fields a hit carries ('title', 'metadata', 'tags', …); all if left out.",
     )
     include_embedding: bool = Field(False, description="Add the stored vector of the hit's chunk.")
-    explain: bool = Field(
-        False, description="Add what costs more: missed routes' figures and the request bodies for Kibana."
+    explain: Annotated[
+        Annotated[Literal["cluster"], Tag("_word")] | Annotated[bool, Tag("_flag")],
+        Discriminator(_explain_form),
+    ] = Field(
+        False,
+        description="true: add what costs more, missed routes' figures and the request bodies for Kibana; 'cluster': "
+        "Elasticsearch's own account of each score too, for the first hits of the page.",
     )
-    touch: bool = Field(False, description="Set `last_accessed_at` of the returned documents to the origin.")
+    touch: bool = Field(
+        False,
+        description="Set `last_accessed_at` of the returned documents to the origin, if it is later than what is stored "
+        "and not in the future.",
+    )
     paging: bool = Field(True, description="false: no cursor, and no point in time is held open.")
     strict: bool = Field(False, description="Answer an error rather than a degraded result.")
-    timeout_ms: Annotated[int, Field(ge=50, le=60_000)] | None = Field(
+    timeout_ms: Annotated[Whole, Field(ge=50, le=60_000)] | None = Field(
         None, description="Time budget of this request."
     )
 
@@ -570,7 +654,7 @@ class WhyResult(Value):
 # --- documents ---------------------------------------------------------------------------------------------------
 
 Keyword = Annotated[Text, Field(min_length=1, max_length=MAX_KEYWORD_CHARS)]
-Revision = Annotated[int, Field(ge=1, le=2**62, strict=True)]
+Revision = Annotated[Whole, Field(ge=1, le=2**62)]
 
 
 def _check_metadata(value: dict[str, Any]) -> dict[str, Any]:
@@ -614,7 +698,7 @@ class DocumentFields(Value):
     expires_at: Instant | None = Field(
         None, description="From when on searches skip it and a purge may remove it."
     )
-    evergreen: Annotated[bool, Field(strict=True)] = Field(False, description="Never decays.")
+    evergreen: bool = Field(False, description="Never decays.")
     salience: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
         None, description="Importance, for additive memory scores."
     )
@@ -706,9 +790,7 @@ class DeleteDocuments(Value):
 
     ids: Annotated[list[DocumentId], Field(min_length=1, max_length=10_000)] | None = None
     filter: Filter | None = None
-    delete_all: Annotated[bool, Field(strict=True)] = Field(
-        False, description="Must be true to delete every document."
-    )
+    delete_all: bool = Field(False, description="Must be true to delete every document.")
     refresh: Refresh = "false"
 
     @model_validator(mode="after")
@@ -816,13 +898,15 @@ NOT_DECLARABLE = (
 class CollectionOptions(Value):
     """How a collection is made; what can't change in place needs a reindex."""
 
-    dims: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="The embedder's if left out.")
+    dims: Annotated[Whole, Field(ge=1, le=4096)] | None = Field(
+        None, description="The embedder's if left out."
+    )
     similarity: Similarity = "cosine"
     declared: Annotated[dict[FieldName, DeclaredType], Field(max_length=200)] = Field(
         default_factory=dict, description="Metadata keys that are typed, so that ranges work on them."
     )
-    shards: Annotated[int, Field(ge=1, le=64)] = 1
-    replicas: Annotated[int, Field(ge=0, le=5)] | None = Field(
+    shards: Annotated[Whole, Field(ge=1, le=64)] = 1
+    replicas: Annotated[Whole, Field(ge=0, le=5)] | None = Field(
         None, description="Copies of each shard; one where the cluster has two nodes or more if left out."
     )
     profiles: Annotated[dict[ProfileName, Profile], Field(max_length=100)] = Field(

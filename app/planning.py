@@ -16,6 +16,7 @@ from app.models import (
     Decay,
     DecayStrength,
     Fusion,
+    Highlight,
     Profile,
     ResolvedDecay,
     Route,
@@ -177,6 +178,12 @@ def make_plan(
     routes: list[PlannedRoute] = []
     for position, route in enumerate(wanted):
         text = route.query or search.query
+        if search.query_vector is not None and text != search.query and route.kind.endswith("vector"):
+            raise InvalidRequest(
+                f"`query_vector` is the embedding of the request's `query`, and route '{route.name}' looks for other words",
+                field="query_vector",
+                remedy="drop it, so that both are embedded here, or drop the route's `query`",
+            )
         words, cut = queries.lexical_words(text)
         if cut and not route.kind.endswith("vector"):
             warnings.append(
@@ -202,7 +209,7 @@ def make_plan(
                 name=str(route.name),
                 kind=route.kind,
                 weight=route.weight,
-                decay=_route_decay(base, route),
+                decay=_route_decay(base, route, path=f"routes[{position}].decay"),
                 filters=(*common, *own),
                 text=text,
                 words=words,
@@ -274,7 +281,7 @@ def _placement(base: Decay | None, routes: Sequence[PlannedRoute]) -> Literal["r
     return "route" if any(route.decay is not None for route in routes) else "off"
 
 
-def _route_decay(base: Decay | None, route: Route) -> ResolvedDecay | None:
+def _route_decay(base: Decay | None, route: Route, *, path: str) -> ResolvedDecay | None:
     if route.decay == "off" or (base is None and route.decay is None):
         return None
     if base is None:
@@ -283,7 +290,7 @@ def _route_decay(base: Decay | None, route: Route) -> ResolvedDecay | None:
     override = route.decay if isinstance(route.decay, DecayStrength) else None
     vector = route.kind.endswith("vector")
     floor = decay.DEFAULT_VECTOR_FLOOR if vector else decay.DEFAULT_FLOOR
-    return decay.resolve(decay.merge(base, override), default_floor=floor)
+    return decay.resolve(decay.merge(base, override, path=path), default_floor=floor)
 
 
 def _named_routes(routes: Iterable[Route]) -> list[Route]:
@@ -464,7 +471,8 @@ def fetch_body(
         # Elasticsearch reads this for the inner hits too, and only here.
         body["_source"]["exclude_vectors"] = False
     if search.highlight:
-        body["highlight"] = queries.highlight(words)
+        marks = search.highlight if isinstance(search.highlight, Highlight) else Highlight()
+        body["highlight"] = queries.highlight(words, encoder=marks.encoder)
     return body
 
 

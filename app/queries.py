@@ -205,10 +205,11 @@ def chunk_text_query(words: str, *, inner_hits: dict[str, Any] | None) -> dict[s
     }
 
 
-def highlight(words: str) -> dict[str, Any]:
+def highlight(words: str, *, encoder: str) -> dict[str, Any]:
     """Return the highlighter's part: exact forms and stems mark the same field."""
     return {
         "type": "unified",
+        "encoder": encoder,
         "pre_tags": ["<em>"],
         "post_tags": ["</em>"],
         "order": "score",

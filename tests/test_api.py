@@ -155,7 +155,114 @@ BAD_SEARCHES: dict[str, tuple[dict[str, Any], str]] = {
     "zero vector": ({"query_vector": [0.0] * DIMS}, "query_vector"),
     "no reranker": ({"rerank": {}}, "rerank"),
     "collection's name": ({"collection": "../x"}, "collection"),
+    "a decay of a route against the request's": (
+        {"decay": {"rate": 0.1}, "routes": [{"kind": "text"}, {"kind": "text", "decay": {"kind": "gauss"}}]},
+        "routes[1].decay.kind",
+    ),
+    "gauss of a constant rate": ({"decay": {"kind": "gauss", "rate": 0.1}}, "decay.rate"),
+    "a vector beside a route's own words": (
+        {"query_vector": [1.0] * DIMS, "routes": [{"kind": "text", "query": "other"}, {"kind": "vector", "query": "other"}]},
+        "query_vector",
+    ),
+    "filter on a version": ({"filter": {"version": 3}}, "filter.version"),
+    "filter on a revision": ({"filter": {"not": {"revision": 3}}}, "filter.not.revision"),
+    "filter on a vector": ({"filter": {"embedding": {"exists": True}}}, "filter.embedding"),
+    "filter on chunks": ({"filter": {"chunks.text": "x"}}, "filter.chunks.text"),
 }  # fmt: skip
+
+WRONG_TYPES: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"top_k": True}, "top_k", "must be a whole number, not true", "without quotes"),
+    ({"top_k": "5"}, "top_k", "must be a whole number, not text", "without quotes"),
+    ({"top_k": 5.5}, "top_k", "must be a whole number, not a number", "without a fraction"),
+    ({"top_k": None}, "top_k", "must be a whole number, not null", "without quotes"),
+    ({"query": 5}, "query", "must be text, not a number", "quotes"),
+    ({"query": ["x"]}, "query", "must be text, not a list", "quotes"),
+    ({"strict": "true"}, "strict", "must be true or false, not text", "without quotes"),
+    ({"touch": 1}, "touch", "must be true or false, not a number", "without quotes"),
+    ({"min_relevance": "0.5"}, "min_relevance", "must be a number, not text", "without quotes"),
+    ({"min_relevance": True}, "min_relevance", "must be a number, not true", "without quotes"),
+    ({"highlight": "yes"}, "highlight", "must be true or false, not text", "without quotes"),
+    ({"highlight": {"encoder": True}}, "highlight.encoder", "'html' or 'default'", ""),
+    ({"explain": "all"}, "explain", "is neither true, false nor 'cluster'", "one of them"),
+    ({"explain": 1}, "explain", "must be true or false, not a number", "without quotes"),
+    ({"decay": {"half_life": "30d", "floor": "0.3"}}, "decay.floor", "must be a number, not text", "quotes"),
+    ({"decay": {"hourly_loss": True}}, "decay.hourly_loss", "must be a number, not true", "quotes"),
+    ({"decay": {"rate": True}}, "decay.rate", "must be a number, not true", "quotes"),
+    ({"decay": 5}, "decay", "is neither a decay nor 'off'", "'180d'"),
+    ({"routes": {"kind": "text"}}, "routes", "must be a list, not an object", "JSON list"),
+    ({"routes": ["text"]}, "routes[0]", "must be an object, not text", "JSON object"),
+    ({"routes": [{"kind": "text", "weight": "1"}]}, "routes[0].weight", "must be a number, not text", "quotes"),
+    ({"routes": [{"kind": "text", "name": 1}]}, "routes[0].name", "must be text, not a number", "quotes"),
+    ({"fusion": {"window": "50"}}, "fusion.window", "must be a whole number, not text", "quotes"),
+    ({"mmr": {"lambda": "1"}}, "mmr.lambda", "must be a number, not text", "quotes"),
+    ({"rerank": {"decay": "false"}}, "rerank.decay", "must be true or false, not text", "without quotes"),
+    ({"fields": "title"}, "fields", "must be a list, not text", "JSON list"),
+    ({"fields": [1]}, "fields[0]", "must be text, not a number", "quotes"),
+    ({"filter": "lang"}, "filter", "must be an object, not text", "JSON object"),
+    ({"timeout_ms": "500"}, "timeout_ms", "must be a whole number, not text", "quotes"),
+    ({"query_vector": [True] * DIMS}, "query_vector[0]", "must be a number, not true", "quotes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options, field, told, remedy", WRONG_TYPES, ids=lambda each: str(each)[:60])
+def test_values_of_another_json_type_are_refused(client, options, field, told, remedy):
+    # Before the collection is even looked for.
+    request = {"collection": "absent", "query": "q", **options}
+    body = problem(client.post("/v1/search", json=request), 422, field)
+    assert told in body["detail"]
+    assert remedy in body.get("remedy", "")
+    asked = client.post("/v1/why", json={"id": "x", **request})
+    assert problem(asked, 422, field)["detail"] == body["detail"]
+
+
+def test_whole_numbers_may_be_written_with_a_point(client, collection):
+    body = {"collection": collection, "query": "q", "top_k": 5.0, "min_relevance": 0, "rerank": None}
+    assert client.post("/v1/search", json=body).status_code == 200
+
+
+BAD_DOCUMENTS: list[tuple[dict[str, Any], str, str]] = [
+    ({"id": 5, "text": "x"}, "id", "must be text, not a number"),
+    ({"id": "a", "text": 5}, "text", "must be text, not a number"),
+    ({"id": "a", "text": "x", "evergreen": "true"}, "evergreen", "must be true or false, not text"),
+    ({"id": "a", "text": "x", "salience": "1"}, "salience", "must be a number, not text"),
+    ({"id": "a", "text": "x", "salience": True}, "salience", "must be a number, not true"),
+    ({"id": "a", "text": "x", "tags": "one"}, "tags", "must be a list, not text"),
+    ({"id": "a", "text": "x", "tags": [1]}, "tags.0", "must be text, not a number"),
+    ({"id": "a", "text": "x", "lang": 1}, "lang", "must be text, not a number"),
+    ({"id": "a", "text": "x", "revision": "1"}, "revision", "must be a whole number, not text"),
+    ({"id": "a", "text": "x", "metadata": []}, "metadata", "must be an object, not a list"),
+    ({"id": "a", "text": "x", "creation_time": True}, "creation_time", "an instant is ISO 8601"),
+]
+
+
+def test_documents_of_another_json_type_fail_alone(client, collection):
+    sent = [*(document for document, _, _ in BAD_DOCUMENTS), {"id": "ok", "text": "x"}]
+    answer = client.post(f"/v1/collections/{collection}/documents", json={"documents": sent})
+    *bad, good = answer.json()["items"]
+    assert good["status"] == "created"
+    for item, (document, field, told) in zip(bad, BAD_DOCUMENTS, strict=True):
+        assert item["status"] == "invalid", document
+        assert item["error"]["field"] == field
+        assert told in item["error"]["detail"]
+        assert item["error"]["remedy"]
+
+
+@pytest.mark.parametrize(
+    "method, path, body, field",
+    [
+        ("PUT", "", {"dims": "16"}, "dims"),
+        ("PUT", "", {"shards": True}, "shards"),
+        ("PUT", "", {"declared": {"year": 1}}, "declared.year"),
+        ("POST", "/documents/delete", {"ids": "a"}, "ids"),
+        ("POST", "/documents/delete", {"ids": [1]}, "ids[0]"),
+        ("POST", "/documents/delete", {"delete_all": "true"}, "delete_all"),
+        ("POST", "/documents", {"documents": {}}, "documents"),
+        ("POST", "/documents", {"documents": [{}], "refresh": 1}, "refresh"),
+    ],
+    ids=str,
+)
+def test_other_bodies_of_another_json_type_are_refused(client, method, path, body, field):
+    problem(client.request(method, f"/v1/collections/absent{path}", json=body), 422, field)
 
 
 @pytest.mark.parametrize("name", BAD_SEARCHES)

@@ -510,7 +510,11 @@ def test_knn_params_bc27_bc10_k_is_oversampled_and_capped(top_k: int, decay: Any
         ({"routes": [{"kind": "text", "filter": {"price": {"gte": 3}}}]}, "routes[0].filter.price.gte"),
         (
             {"decay": {"rate": 0.1}, "routes": [{"kind": "text", "decay": {"kind": "gauss"}}]},
-            "routes.decay.kind",
+            "routes[0].decay.kind",
+        ),
+        (
+            {"query_vector": [1, 0, 0], "routes": [{"kind": "fresh_vector", "query": "other words"}]},
+            "query_vector",
         ),
         ({"decay": {"rate": 1e-300}}, "decay.rate"),
     ],
@@ -614,6 +618,7 @@ def test_fetch_body_without_a_vector_with_everything_asked_for() -> None:
         "version": True,
         "highlight": {
             "type": "unified",
+            "encoder": "html",
             "pre_tags": ["<em>"],
             "post_tags": ["</em>"],
             "order": "score",

@@ -202,9 +202,11 @@ def test_the_factor_is_told_beside_the_score() -> None:
     }
 
 
-def test_highlight() -> None:
-    assert queries.highlight("carry over") == {
+@pytest.mark.parametrize("encoder", ["html", "default"])
+def test_highlight(encoder: str) -> None:
+    assert queries.highlight("carry over", encoder=encoder) == {
         "type": "unified",
+        "encoder": encoder,
         "pre_tags": ["<em>"],
         "post_tags": ["</em>"],
         "order": "score",

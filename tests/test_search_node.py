@@ -1125,6 +1125,22 @@ async def test_highlights_mark_the_words_in_every_script(made: Any) -> None:
     assert (await asker.ask("leaves", routes=[TEXT])).hits[0].highlights is None
 
 
+async def test_highlights_are_html_with_the_documents_own_escaped_unless_asked(made: Any) -> None:
+    text = 'The <script>alert("x")</script> & leave'
+    asker: Asker = await made([{"id": "a", "title": "<b>Leave</b>", "text": text}], {})
+    for highlight in (True, {}, {"encoder": "html"}):
+        marks = (await asker.ask("leave", routes=[TEXT], highlight=highlight)).hits[0].highlights
+        assert marks is not None
+        assert marks["title"] == ["&lt;b&gt;<em>Leave</em>&lt;&#x2F;b&gt;"]
+        assert marks["text"][0].startswith("The &lt;script&gt;alert(&quot;x&quot;)")
+        assert marks["text"][0].endswith("&amp; <em>leave</em>")
+    asked = await asker.ask("leave", routes=[TEXT], highlight={"encoder": "default"})
+    assert asked.hits[0].highlights == {
+        "title": ["<b><em>Leave</em></b>"],
+        "text": [text.replace("leave", "<em>leave</em>")],
+    }
+
+
 async def test_fields_are_chosen(asker: Asker) -> None:
     hit = (await asker.ask(QUERY, fields=["title", "tags"], filter={"tags": "hr"})).hits[0]
     assert (hit.text, hit.metadata, hit.title) == (None, None, BY_ID[hit.id]["title"])
