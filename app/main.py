@@ -137,6 +137,7 @@ def _reranker(settings: Settings) -> Reranker | None:
         model=settings.rerank_model,
         api_key=_plain(settings.rerank_api_key),
         form=settings.rerank_form,
+        scale=settings.rerank_scores,
         timeout_s=settings.rerank_timeout_s,
     )
 

@@ -221,9 +221,9 @@ class DecayStrength(Value):
             if getattr(self, name) == 0:
                 raise invalid(f"`{name}` must be longer than zero")
         if self.kind == "gauss" and (self.rate is not None or self.hourly_loss is not None):
-            given = "rate" if self.rate is not None else "hourly_loss"
+            named = "rate" if self.rate is not None else "hourly_loss"
             raise invalid(
-                f"`{given}` is a constant rate, which kind 'gauss' does not have: give `half_life`, or `scale` with "
+                f"`{named}` is a constant rate, which kind 'gauss' does not have: give `half_life`, or `scale` with "
                 "`decay`, or use kind 'exp'"
             )
         if self.kind == "linear" and self.hourly_loss is not None:

@@ -7,6 +7,11 @@ Documents are never asked back; sorting and cutting are the caller's.
 cohere  `{model, query, documents, top_n}` -> `{results: [{index, relevance_score}]}`: Cohere, Jina, vLLM,
         Infinity, llama.cpp and others (some write `data` for `results`, or `score`).
 tei     `{query, texts, truncate}` -> `[{index, score}]`: Hugging Face's text-embeddings-inference.
+
+What a score means is configured, never read from an answer's values, so that two pages of one search can't differ in it:
+
+probability  in [0, 1], as Cohere, Jina, vLLM, Infinity and TEI answer (TEI is asked not to send raw scores).
+logit        any number, as llama.cpp answers; 0 is a probability of one half.
 """
 
 import asyncio
@@ -27,6 +32,10 @@ import httpx2
 from app.errors import RerankerFailed
 
 Form = Literal["cohere", "tei"]
+Scale = Literal["probability", "logit"]
+
+SLACK: Final = 1e-3
+"""How far outside [0, 1] half-precision arithmetic may put a probability."""
 
 BATCH: Final[dict[Form, int]] = {"cohere": 1000, "tei": 32}
 """Documents a call: Cohere's limit, and the default of a TEI server."""
@@ -186,6 +195,13 @@ def read_scores(body: bytes, *, form: Form, count: int) -> list[float | None]:
     return scores
 
 
+def to_probability(score: float, scale: Scale) -> float:
+    """Return the score in [0, 1]: a probability as it is, a logit through the logistic function."""
+    if scale == "probability":
+        return min(1.0, max(0.0, score))
+    return 1 / (1 + math.exp(-max(-60.0, min(60.0, score))))
+
+
 def _is_finite(score: float) -> bool:
     try:
         return math.isfinite(score)
@@ -209,6 +225,7 @@ class _Manner:
     batch_size: int | None
     max_document_chars: int
     timeout_s: float
+    scale: Scale
     jitter: Callable[[], float]
 
 
@@ -249,6 +266,7 @@ class Reranker:
         max_document_chars: int = 20_000,
         concurrency: int = 4,
         timeout_s: float = 10.0,
+        scale: Scale = "probability",
         ca_certs: str | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> Self:
@@ -257,7 +275,7 @@ class Reranker:
         `url` is the endpoint, or what `/rerank` is appended to. With `form` "auto" a path with a version in it
         (`/v1/rerank`) is cohere; else the first call finds out, and the answer is remembered. `batch_size` None is
         1000 documents a call, 32 for tei. Longer documents than `max_document_chars` are cut before they are sent.
-        `timeout_s` bounds the whole of one `rerank`, retries included.
+        `timeout_s` bounds the whole of one `rerank`, retries included. `scale` is what the server's scores are.
         """
         address = _endpoint(url)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip()):
@@ -305,6 +323,7 @@ class Reranker:
                 batch_size=batch_size,
                 max_document_chars=max_document_chars,
                 timeout_s=timeout_s,
+                scale=scale,
                 jitter=jitter,
             ),
         )
@@ -313,6 +332,11 @@ class Reranker:
     def form(self) -> Form | None:
         """The API's form, None until the first answer where it is found out."""
         return self._form
+
+    @property
+    def scale(self) -> Scale:
+        """What the server's scores are, for `to_probability`."""
+        return self._manner.scale
 
     async def rerank(
         self, query: str, documents: Sequence[str], *, deadline_s: float | None = None
@@ -355,6 +379,11 @@ class Reranker:
             raise refused.error from refused.error.__cause__
         for (index, _), score in zip(sent, found, strict=True):
             scores[index] = score
+            if score is not None and self.scale == "probability" and not -SLACK <= score <= 1 + SLACK:
+                raise RerankerFailed(
+                    f"The reranker at {self._at} answered the score {score:g}, and it is configured to answer probabilities",
+                    remedy="set HALFLIFE_RERANK_SCORES to 'logit', which any number is",
+                )
         return scores
 
     async def close(self) -> None:

@@ -87,6 +87,10 @@ class Settings(BaseSettings):
     rerank_model: str | None = Field(None, description="Its model's name, where it wants one.")
     rerank_api_key: SecretStr | None = Field(None, description="Its key.")
     rerank_form: Literal["auto", "cohere", "tei"] = Field("auto", description="How it is spoken to.")
+    rerank_scores: Literal["probability", "logit"] = Field(
+        "probability",
+        description="What its scores are: in [0, 1] (Cohere, Jina, vLLM, Infinity, TEI), or logits (llama.cpp).",
+    )
     rerank_timeout_s: float = Field(5.0, gt=0, le=60, description="Longest wait for it in one search.")
 
     host: str = Field("127.0.0.1", description="Address the API listens on.")

@@ -14,7 +14,7 @@ from app import decay, diversity, fields, fusion, queries
 from app.errors import RerankerFailed
 from app.models import Fusion, RouteHit
 from app.planning import Candidate, Plan, RouteAnswer
-from app.reranking import Reranker
+from app.reranking import Reranker, to_probability
 
 Measured = Mapping[str, tuple[float, float, float]]
 """Candidate key -> (relevance, salience, recency)."""
@@ -300,7 +300,7 @@ async def _rerank(
     reranker: Reranker,
     deadline_s: float,
 ) -> list[Placed]:
-    """Return the reranked head: scores in [0, 1] (logits through the logistic function) times the decay factor."""
+    """Return the reranked head: scores as probabilities, times the decay factor."""
     rerank = plan.search.rerank
     assert rerank is not None
     head, _ = _pool(order, rerank.candidates)
@@ -310,7 +310,6 @@ async def _rerank(
         text = passage_of(item, documents[item.key], plan)["text"] or ""
         texts.append(f"{title}\n{text}".strip())
     scores = await reranker.rerank(plan.search.query, texts, deadline_s=deadline_s)
-    probability = all(0 <= score <= 1 for score in scores if score is not None)
     place = {item.key: position for position, item in enumerate(head)}
     kept: list[Placed] = []
     unscored: list[Placed] = []
@@ -320,7 +319,7 @@ async def _rerank(
             continue
         item.rerank_score = score
         factor = item.factor if rerank.decay and item.factor is not None else 1.0
-        item.score = (score if probability else _logistic(score)) * factor
+        item.score = to_probability(score, reranker.scale) * factor
         if rerank.min_score is None or score >= rerank.min_score:
             kept.append(item)
     kept.sort(key=lambda item: (-item.score, place[item.key]))
@@ -329,7 +328,3 @@ async def _rerank(
             item.score = 0.0
         kept += unscored
     return kept if rerank.top_n is None else kept[: rerank.top_n]
-
-
-def _logistic(x: float) -> float:
-    return float(1 / (1 + np.exp(-np.clip(x, -60, 60))))

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ import httpx2
 import pytest
 
 from app.errors import RerankerFailed
-from app.reranking import FAILURES, Reranker, translate
+from app.reranking import FAILURES, Reranker, to_probability, translate
 from tests.fakes import FarEnd, Reply, RerankServer, Seen, overlap
 
 QUERY = "how long is leave"
@@ -42,15 +43,47 @@ class TestRerank:
         [
             (results((2, 0.9), (0, 0.4)), [0.4, None, 0.9]),
             (results((0, 0.119), (1, 0.029), (2, 0.032)), [0.119, 0.029, 0.032]),
-            (results((1, -3.5), (0, 7), (2, 0)), [7.0, -3.5, 0.0]),
         ],
-        ids=["two of three", "all, though fewer were asked", "logits"],
+        ids=["two of three", "all, though fewer were asked"],
     )
-    async def test_scores_are_mapped_by_index(self, body, scores):
+    async def test_bc20_scores_are_mapped_by_index(self, body, scores):
         with FarEnd(lambda _: Reply(body=body)) as server:
             async with reranker_of(server, form="cohere") as reranker:
                 assert await reranker.rerank("q", ["d0", "d1", "d2"]) == scores
             assert server.requests[0].body["top_n"] == 3
+
+    async def test_what_a_score_means_is_configured_and_not_read_from_an_answer(self):
+        logits = results((1, -3.5), (0, 7), (2, 0))
+        few = results((1, 0.1), (0, 0.9), (2, 0.5))  # Logits that all happen to lie in [0, 1].
+        with FarEnd(lambda seen: Reply(body=few if seen.body["query"] == "few" else logits)) as server:
+            async with reranker_of(server, form="cohere", scale="logit") as reranker:
+                assert reranker.scale == "logit"
+                assert await reranker.rerank("q", ["d0", "d1", "d2"]) == [7.0, -3.5, 0.0]
+                assert await reranker.rerank("few", ["d0", "d1", "d2"]) == [0.9, 0.1, 0.5]
+            async with reranker_of(server, form="cohere") as reranker:
+                assert reranker.scale == "probability"
+                with pytest.raises(RerankerFailed, match="score 7, and it is configured") as caught:
+                    await reranker.rerank("q", ["d0", "d1", "d2"])
+                assert "HALFLIFE_RERANK_SCORES" in str(caught.value.remedy)
+
+    async def test_half_precision_may_leave_0_to_1_by_a_hair(self):
+        with FarEnd(lambda _: Reply(body=results((0, 1.0004), (1, -0.0004)))) as server:
+            async with reranker_of(server, form="cohere") as reranker:
+                scores = await reranker.rerank("q", ["d0", "d1"])
+        assert [to_probability(score, "probability") for score in scores if score is not None] == [1.0, 0.0]
+
+    @pytest.mark.parametrize(
+        "score, scale, wanted",
+        [
+            (0.3, "probability", 0.3),
+            (0.3, "logit", 1 / (1 + math.exp(-0.3))),
+            (0, "logit", 0.5),
+            (1e308, "logit", 1.0),
+            (-1e308, "logit", 0.0),
+        ],
+    )
+    def test_probabilities(self, score, scale, wanted):
+        assert to_probability(score, scale) == pytest.approx(wanted, abs=1e-12)
 
     @pytest.mark.parametrize(
         "reply,words",

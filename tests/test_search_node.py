@@ -584,6 +584,8 @@ async def test_knn_params_bc28_a_hit_of_score_zero_under_a_filter(made: Any) -> 
     seen: list[list[str]] = []
 
     class Reranker:
+        scale = "probability"
+
         async def rerank(self, query: str, texts: Sequence[str], *, deadline_s: float) -> list[float]:
             seen.append(list(texts))
             return [0.5] * len(texts)
@@ -674,6 +676,8 @@ async def test_threshold_bc17_cosine_keeps_x_only(made: Any) -> None:
     scores = {"x": 0.96, "xy": 0.84, "y": 0.1, "nx": 0.02}
 
     class Reranker:
+        scale = "probability"
+
         async def rerank(self, query: str, texts: Sequence[str], *, deadline_s: float) -> list[float]:
             return [scores[text] for text in texts]
 
@@ -767,9 +771,16 @@ async def test_stored_vectors_on_demand(made: Any) -> None:
 class Scores:
     """Reranks as told by the text; fails on demand."""
 
-    def __init__(self, scores: Callable[[str], float | None], error: Exception | None = None) -> None:
+    def __init__(
+        self,
+        scores: Callable[[str], float | None],
+        error: Exception | None = None,
+        *,
+        scale: str = "probability",
+    ) -> None:
         self.scores = scores
         self.error = error
+        self.scale = scale
         self.calls: list[int] = []
 
     async def rerank(self, query: str, texts: Sequence[str], *, deadline_s: float) -> list[float | None]:
@@ -794,7 +805,7 @@ async def test_decay_holds_after_a_rerank_unless_asked_not_to(cluster: Cluster, 
 
 
 async def test_a_longer_page_brings_the_reranker_no_more(cluster: Cluster, shelf: Collection) -> None:
-    reranker = Scores(lambda text: -len(text))
+    reranker = Scores(lambda text: -len(text), scale="logit")
     asker = Asker(cluster, shelf, StandIn(dims=DIMS, vectors={QUERY: QUERY_VECTOR}), reranker=reranker)
     short = await asker.ask(QUERY, top_k=10, rerank={"candidates": 500})
     long = await asker.ask(QUERY, top_k=250, rerank={"candidates": 500})
