@@ -18,12 +18,14 @@ import jiter
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
-from app import catalog, indexing
+from app import catalog, files, indexing
 from app import cursor as cursors
 from app import search as searching
 from app import why as whys
+from app.drafts import Names
 from app.errors import ClusterUnavailable, HalflifeError, InvalidRequest, NotFound
 from app.filters import compile_filter
 from app.models import (
@@ -33,8 +35,11 @@ from app.models import (
     DeleteDocuments,
     Deletion,
     DocumentPage,
+    FileForm,
+    FilesResult,
     NextPage,
     PatchDocuments,
+    Refresh,
     Search,
     SearchBatch,
     SearchResult,
@@ -45,6 +50,7 @@ from app.models import (
     check_collection,
     wrong_type,
 )
+from app.sandbox import Sandbox
 from app.times import to_ms
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -62,6 +68,7 @@ class Service:
     doors: searching.Doors
     catalog: catalog.Catalog
     indexer: indexing.Indexer
+    sandbox: Sandbox
     touches: indexing.TouchQueue
     now: Callable[[], datetime]
     auto_create: bool
@@ -351,17 +358,114 @@ DOCUMENTS = "/v1/collections/{collection}/documents"
 async def upsert(request: Request, collection: str) -> Response:
     """Store documents, each on its own: the answer tells what became of every item, in the order sent."""
     bulk = parse(Upsert, await read_json(request))
+    return answer(await _upsert(request, collection, bulk.documents, bulk.refresh))
+
+
+async def _upsert(request: Request, collection: str, items: Sequence[Any], refresh: Refresh) -> BulkResult:
+    """Store the items; a collection that is not there yet is made if one of them is valid."""
     service = service_of(request)
     name = _checked(collection)
-    if service.auto_create:
+    try:
+        known = await service.catalog.get(name)
+    except NotFound:
+        if not service.auto_create:
+            raise
+        indexing.check_first(items, collection=name, dims=service.dims)
         known = await service.catalog.ensure(
             name, CollectionOptions(), dims=service.dims, model=service.model, moment=service.now()
         )
-    else:
-        known = await service.catalog.get(name)
+    return await service.indexer.upsert(items, collection=known.collection, refresh=refresh)
+
+
+@router.post(
+    "/v1/collections/{collection}/files",
+    tags=["documents"],
+    summary="Upload files",
+    response_model=FilesResult,
+)
+async def upload_files(request: Request, collection: str) -> Response:
+    """Read text, Markdown, HTML, PDF, Word, EPUB, CSV and JSON Lines files, and store what they say.
+
+    A file makes one document, a table or line file one for each row. The id is the file's name unless given; the
+    creation time the caller's, else the document's own, else the time of the upload, with a warning. A file that can't
+    be read is one item's error.
+    """
+    service = service_of(request)
+    name = _checked(collection)
+    if not service.auto_create:
+        await service.catalog.get(name)
+    form, sent = await _read_form(request)
+    uploads = [
+        files.Upload(file, data, content_type, form.given(number, file, len(sent)))
+        for number, (file, data, content_type) in enumerate(sent)
+    ]
     return answer(
-        await service.indexer.upsert(bulk.documents, collection=known.collection, refresh=bulk.refresh)
+        await files.store(
+            uploads,
+            names=Names(form.names.id, form.names.title, form.names.text, form.names.time),
+            sandbox=service.sandbox,
+            upsert=lambda items: _upsert(request, name, items, form.refresh),
+            now=service.now(),
+        )
     )
+
+
+MOST_FILES = 100
+
+
+async def _read_form(request: Request) -> tuple[FileForm, list[tuple[str, bytes, str | None]]]:
+    """Return what a multipart body says and its files: (name, content, declared type), in the order sent."""
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise InvalidRequest(
+            "files are sent as multipart/form-data",
+            field="body",
+            remedy="curl -F file=@report.pdf …/files, or POST JSON to …/documents",
+        )
+    fields: dict[str, Any] = {}
+    sent: list[tuple[str, bytes, str | None]] = []
+    async with request.form(max_files=MOST_FILES, max_fields=8, max_part_size=2**20) as form:
+        for key, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                if key not in ("file", "files"):
+                    raise InvalidRequest(
+                        "a file stands in a field of another name", field=key[:60], remedy="call it `file`"
+                    )
+                called = (value.filename or "").replace("\\", "/").lstrip("/").removeprefix("./")
+                called = called.encode("utf-8", "replace").decode()
+                sent.append((called or f"file-{len(sent) + 1}", await value.read(), value.content_type))
+            elif key == "refresh":
+                fields[key] = value
+            else:
+                fields[key[:60]] = _form_json(key[:60], value)
+    if not sent:
+        raise InvalidRequest("no file was sent", field="file", remedy="send at least one part called `file`")
+    parsed = parse(FileForm, fields)
+    if isinstance(parsed.each, list) and len(parsed.each) != len(sent):
+        raise InvalidRequest(
+            f"`each` has {len(parsed.each)} entries for {len(sent)} files",
+            field="each",
+            remedy="give one for each file, in their order, or an object by file name",
+        )
+    if isinstance(parsed.each, dict) and (strange := set(parsed.each) - {file for file, _, _ in sent}):
+        raise InvalidRequest(
+            f"`each` names '{min(strange)[:60]}', and no file is called so",
+            field="each",
+            remedy="name the files as they are sent",
+        )
+    return parsed, sent
+
+
+def _form_json(key: str, text: str) -> Any:
+    try:
+        return jiter.from_json(
+            text.encode("utf-8", "replace"), allow_inf_nan=False, catch_duplicate_keys=True
+        )
+    except ValueError as cause:
+        raise InvalidRequest(
+            f"`{key}` is not JSON: {str(cause)[:200]}",
+            field=key,
+            remedy='send a JSON object, such as {"lang": "en"}',
+        ) from cause
 
 
 @router.patch(

@@ -55,6 +55,13 @@ class InvalidRequest(HalflifeError):
     title = "The request is not valid"
 
 
+class UnreadableFile(InvalidRequest):
+    """A file is broken, encrypted, empty, too large or of a format that is not read."""
+
+    code = "file-unreadable"
+    title = "The file can't be read"
+
+
 class NotFound(HalflifeError):
     """The collection or document is not there, or not for this caller."""
 

@@ -684,6 +684,25 @@ def _measured_alike(vector: "np.typing.NDArray[Any]", collection: Collection) ->
     return vector if collection.similarity == "cosine" else vector / np.linalg.norm(vector)
 
 
+def check_first(items: Sequence[Any], *, collection: str, dims: int) -> None:
+    """Raise InvalidRequest, as an upsert does, if not one item would be valid in a new collection of the defaults.
+
+    So that a mistake makes no collection.
+    """
+    plain = Collection(
+        name=collection, index="", dims=dims, similarity="cosine", declared={}, template_version=0
+    )
+    report = Report(len(items))
+    for position, item in enumerate(items):
+        try:
+            documents.check_document(item, plain)
+        except InvalidItem as error:
+            report.fail(position, documents.id_of(item), error)
+        else:
+            return
+    report.result()
+
+
 class TouchQueue:
     """Collects touches and writes them later, each document once with its latest instant.
 

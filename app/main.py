@@ -22,8 +22,10 @@ from app.edge import Edge
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError, InvalidRequest
+from app.extracting import Limits
 from app.models import Collection
 from app.reranking import Reranker
+from app.sandbox import Bounds, Sandbox
 from app.search import Doors
 from app.settings import Settings
 from app.targets import CatalogTargets, OtherModel
@@ -51,7 +53,11 @@ def create_app(settings: Settings) -> FastAPI:
             reranker = _reranker(settings)
             if reranker is not None:
                 opened.push_async_callback(reranker.close)
-            service = await _start(settings, cluster=cluster, embedder=embedder, reranker=reranker)
+            sandbox = _sandbox(settings)
+            opened.callback(sandbox.close)
+            service = await _start(
+                settings, cluster=cluster, embedder=embedder, reranker=reranker, sandbox=sandbox
+            )
             await service.touches.start()
             opened.push_async_callback(service.touches.close)
             app.state.service = service
@@ -142,6 +148,19 @@ def _reranker(settings: Settings) -> Reranker | None:
     )
 
 
+def _sandbox(settings: Settings) -> Sandbox:
+    return Sandbox(
+        workers=settings.file_workers,
+        bounds=Bounds(timeout_s=settings.file_timeout_s, memory_bytes=settings.file_memory_bytes),
+        limits=Limits(
+            max_bytes=settings.file_max_bytes,
+            max_unpacked_bytes=settings.file_max_unpacked_bytes,
+            max_pages=settings.file_max_pages,
+            max_rows=settings.file_max_rows,
+        ),
+    )
+
+
 def _indexer(
     settings: Settings, *, cluster: Cluster, embedder: Embedder, known: catalog.Catalog
 ) -> indexing.Indexer:
@@ -170,7 +189,12 @@ def _now() -> datetime:
 
 
 async def _start(
-    settings: Settings, *, cluster: Cluster, embedder: Embedder, reranker: Reranker | None
+    settings: Settings,
+    *,
+    cluster: Cluster,
+    embedder: Embedder,
+    reranker: Reranker | None,
+    sandbox: Sandbox,
 ) -> Service:
     """Return the service, everything it needs having answered and fitting together."""
     deadline = time.monotonic() + settings.startup_wait_s
@@ -200,6 +224,7 @@ async def _start(
         doors=doors,
         catalog=known,
         indexer=indexer,
+        sandbox=sandbox,
         touches=indexing.TouchQueue(
             lambda instants, collection: indexer.touch(instants, collection=collection)
         ),

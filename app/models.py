@@ -816,6 +816,55 @@ class Upsert(Value):
     refresh: Refresh = Field("false", description="wait_for: answer when searches see it; true: refresh now.")
 
 
+class RowNames(Value):
+    """What the rows of uploaded tables and line files call a document's fields."""
+
+    id: Annotated[str, Field(max_length=256)] = "id"
+    title: Annotated[str, Field(max_length=256)] = "title"
+    text: Annotated[str, Field(max_length=256)] = "text"
+    time: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="`creation_time`, else `created_at`, if left out."
+    )
+
+
+def _check_given(value: dict[str, Any]) -> dict[str, Any]:
+    for name in value:
+        if name in ("text", "embedding") or name not in Document.model_fields:
+            raise invalid(
+                f"`{_printable(name)}` can't be given: use the fields of a document, other keys in `metadata`, and let "
+                "the file give its text"
+            )
+    return value
+
+
+def _printable(name: str) -> str:
+    return name[:60].encode("ascii", "backslashreplace").decode()
+
+
+Given = Annotated[dict[str, Any], AfterValidator(_check_given)]
+
+
+class FileForm(Value):
+    """What a caller says about uploaded files, each part JSON; the files themselves stand beside it."""
+
+    fields: Given = Field(
+        default_factory=dict,
+        description="Fields of the documents of all files, such as `lang` or `metadata`.",
+    )
+    each: list[Given | None] | dict[str, Given] | None = Field(
+        None, description="Fields of each file's document: a list in the order of the files, or by file name."
+    )
+    names: RowNames = Field(default_factory=RowNames)
+    refresh: Refresh = "false"
+
+    def given(self, number: int, name: str, count: int) -> dict[str, Any]:
+        """Return what is said about the `number`-th of `count` files, from 0."""
+        own = (self.each[number] if isinstance(self.each, list) else (self.each or {}).get(name)) or {}
+        shared = {key: value for key, value in self.fields.items() if key != "id" or count == 1}
+        metadata = {**(shared.get("metadata") or {}), **(own.get("metadata") or {})}
+        return {**shared, **own, **({"metadata": metadata} if metadata else {})}
+
+
 class ItemError(Value):
     """Why one item of a bulk failed."""
 
@@ -846,6 +895,21 @@ class BulkResult(Value):
     """The items' fates and how many of them failed."""
 
     items: list[ItemResult]
+    failed: int
+
+
+class FileItemResult(ItemResult):
+    """What became of one document of an upload, or of a file that gave none."""
+
+    file: str = Field(description="The file's name, as sent.")
+    row: int | None = Field(None, description="Its row in a table or line file, from 1 with the header.")
+    warnings: list[str] | None = None
+
+
+class FilesResult(Value):
+    """The fates of all documents of an upload and how many of them failed."""
+
+    items: list[FileItemResult]
     failed: int
 
 

@@ -83,6 +83,55 @@ UPSERT_EXAMPLES = {
         },
     }
 }
+FILES_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "title": "FileForm",
+                "required": ["file"],
+                "properties": {
+                    "file": {
+                        "type": "array",
+                        "items": {"type": "string", "format": "binary"},
+                        "maxItems": 100,
+                        "description": "The files: one part each, all called `file`.",
+                    },
+                    "fields": {
+                        "type": "object",
+                        "description": "JSON: fields of the documents of all files, such as `lang`, `creation_time`, "
+                        "`metadata`. Rows of tables have their own instead where they name one.",
+                    },
+                    "each": {
+                        "description": "JSON: fields of each file's document, `id` among them: a list in the order of "
+                        "the files, or an object by file name. `creation_time: null` means undated.",
+                        "anyOf": [
+                            {"type": "array", "items": {"type": ["object", "null"]}},
+                            {"type": "object", "additionalProperties": {"type": "object"}},
+                        ],
+                    },
+                    "names": {
+                        "$ref": REF.format(model="RowNames"),
+                        "description": "JSON: what the columns of tables and keys of lines are called.",
+                    },
+                    "refresh": {"enum": ["false", "true", "wait_for"], "default": "false"},
+                },
+                "example": {
+                    "file": ["(contents of leave-2026.pdf)"],
+                    "fields": {"lang": "en", "metadata": {"owner": "people team"}},
+                    "each": [{"id": "leave-2026", "creation_time": "2026-01-02"}],
+                    "refresh": "wait_for",
+                },
+            },
+            "encoding": {
+                "fields": {"contentType": "application/json"},
+                "each": {"contentType": "application/json"},
+                "names": {"contentType": "application/json"},
+            },
+        }
+    },
+}
 PATCH_EXAMPLES = {
     "evergreen": {
         "summary": "Mark a document as never decaying",
@@ -108,7 +157,7 @@ _BODIES: dict[tuple[str, str], tuple[tuple[type[BaseModel], ...], dict[str, Any]
     ("/v1/collections/{collection}/documents", "patch"): ((models.PatchDocuments,), PATCH_EXAMPLES),
     ("/v1/collections/{collection}/documents/delete", "post"): ((models.DeleteDocuments,), DELETE_EXAMPLES),
 }
-_ALSO = (models.Query, models.Document, models.DocumentPatch)
+_ALSO = (models.RowNames, models.Query, models.Document, models.DocumentPatch)
 _OPTIONAL_BODIES = {("/v1/collections/{collection}", "put")}
 
 
@@ -152,6 +201,8 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
                         }
                     },
                 }
+            if (path, method) == ("/v1/collections/{collection}/files", "post"):
+                operation["requestBody"] = FILES_BODY
             operation["responses"].pop("422", None)
             if path.startswith("/v1/"):
                 operation["responses"]["default"] = {

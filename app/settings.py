@@ -81,6 +81,18 @@ class Settings(BaseSettings):
     )
     chunk_overlap_tokens: int = Field(40, ge=0, le=4096, description="Tokens that neighbouring chunks share.")
 
+    file_max_bytes: int = Field(32 * 2**20, ge=1, description="Largest uploaded file.")
+    file_max_unpacked_bytes: int = Field(
+        256 * 2**20, ge=1, description="What a .docx or .epub may unpack to."
+    )
+    file_max_pages: int = Field(5_000, ge=1, description="Pages of one PDF.")
+    file_max_rows: int = Field(10_000, ge=1, description="Rows of one uploaded table or line file.")
+    file_timeout_s: float = Field(60.0, gt=0, le=3600, description="Longest reading of one file.")
+    file_memory_bytes: int = Field(
+        2 * 2**30, ge=2**28, description="Address space of a process that reads files."
+    )
+    file_workers: int = Field(2, ge=1, le=64, description="Processes that read files at once.")
+
     rerank_url: str | None = Field(
         None, description="A reranker (Cohere/Jina/vLLM/Infinity/llama.cpp or TEI form)."
     )

@@ -44,7 +44,7 @@ app = typer.Typer(
     \b
     A first walk:
       halflife up --detach                        start Elasticsearch, the embedder and the API on this machine
-      halflife load notes/ --collection notes     a folder of Markdown or text, or a .jsonl file
+      halflife load notes/ --collection notes     a folder of documents, or a .jsonl, .csv, .pdf, … file
       halflife search "how do I …" -c notes --decay 180d
       halflife why "how do I …" old-page.md -c notes --decay 180d
       halflife doctor                             says what is wrong, and the remedy
@@ -364,7 +364,7 @@ def load(
         list[Path],
         typer.Argument(
             metavar="PATH…",
-            help="JSON Lines files (- is standard input), text files, folders.",
+            help="Files (- is JSON Lines on standard input) and folders.",
             show_default=False,
         ),
     ],
@@ -394,14 +394,17 @@ def load(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    r"""Load JSON Lines, or folders of Markdown and text.
+    r"""Load files and folders: JSON Lines, CSV, Markdown, text, HTML, PDF, Word, EPUB.
 
-    JSON Lines: the fields of a document under their own names (id, title, text, creation_time, updated_at, tags, lang,
+    Lines (.jsonl, also gzipped) and tables (.csv, .tsv) make a document of each line or row: the fields of a document under their own names (id, title, text, creation_time, updated_at, tags, lang,
     source, url, author, …). `created_at` is taken as creation_time. Any other key goes into the document's metadata,
-    where it can be filtered by and is not searched. Null or empty dates mean undated.
+    where it can be filtered by and is not searched. Null or empty dates mean undated. A table's first line names its
+    columns; one without text and title makes its text of all of them; a row without id is called FILE#ROW.
 
-    Folders: every .md, .markdown, .mdx, .txt, .text and .rst file below them. The id is the path within the folder, the
-    title the first heading (else the file's name), the creation time the front matter's `date`, else the file's own time.
+    Every other file makes one document: .md, .markdown, .mdx, .txt, .text, .rst, .html, .htm, .xhtml, .pdf, .docx, .epub
+    (folders are searched for these and for lines and tables, hidden files left out). The id is the path within the folder, the title the document's own (else its first heading, else the
+    file's name), the creation time its own (front matter, HTML's published time, the date in a PDF, Word or EPUB file),
+    else the file's time. Nothing is sent but what was read; formats with a parser are read in a process of their own.
 
     A line or file that can't be read or stored is told with its reason at the end; the rest goes on. A
     document loaded again takes the place of its earlier version.
@@ -409,7 +412,8 @@ def load(
     \b
     Examples:
       halflife load corpus.jsonl --collection handbook
-      halflife load docs/ -c docs
+      halflife load docs/ report.pdf -c docs
+      halflife load faq.csv -c faq --text-field answer --title-field question
       jq -c '.[]' articles.json | halflife load - -c news --id-field slug --time-field published
 
     Exit codes: 0 all stored; 1 some failed, or the API refused; 3 nobody answers; 130 interrupted.

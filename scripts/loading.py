@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
+from app.sandbox import Sandbox
 from scripts.client import ApiError, ApiProblem, Json, persist
-from scripts.sources import Names, Read, Source, read
+from scripts.sources import LIMITS, Names, Read, Source, read
 
 DEFAULT_BATCH = 64
 IN_FLIGHT = 2
@@ -148,8 +149,11 @@ class Loader:
         begun = time.monotonic()
         under_way: dict[Future[None], list[Read]] = {}
         pool = ThreadPoolExecutor(self._in_flight, thread_name_prefix="load")
+        sandbox = Sandbox(workers=1, limits=LIMITS)
         try:
-            batches = self._batches(chain.from_iterable(read(source, names) for source in sources))
+            batches = self._batches(
+                chain.from_iterable(read(source, names, sandbox=sandbox) for source in sources)
+            )
             last: list[Read] | None = None
             for batch in batches:
                 # One batch is held back, so that the last of all can be sent when the others are done and searches
@@ -172,6 +176,7 @@ class Loader:
             self.abandoned = False
             raise
         finally:
+            sandbox.close()
             pool.shutdown(wait=not self.abandoned, cancel_futures=True)
             self._drain()
             self.tally.seconds = time.monotonic() - begun
@@ -183,6 +188,8 @@ class Loader:
         size = 0
         for item in items:
             self.tally.read_bytes += item.size
+            for warning in item.warnings:
+                self._report(f"{item.where}: {warning}")
             if item.document is None:
                 self._note(item)
                 continue

@@ -36,7 +36,10 @@ UV = "uv==0.13.9"
 LOCKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "dev": ("all that ./scripts/check needs", ("--extra", "local", "--group", "dev")),
     "local": ("all that ./scripts/quickstart and `halflife up` need", ("--extra", "local")),
-    "image": ("what the container image holds: the API and the embedder", ("--extra", "embedder")),
+    "image": (
+        "what the container image holds: the API and the embedder",
+        ("--extra", "embedder", "--extra", "files"),
+    ),
 }
 
 # Where a download size is told for, with the environment in which markers are read.

@@ -41,6 +41,7 @@ ROOMS = (
     Row(
         "use cases over others",
         {
+            "files": "an upload of files: read, made into documents, stored",
             "memory": "what an agent's memory adds to search and upsert",
             "why": "what kept one document from standing higher: a search, then each route asked about it",
         },
@@ -70,6 +71,17 @@ ROOMS = (
     ),
     # Below the steps: exchanging an index and every kind of transfer read and write in bulk the same patient way.
     Row("copies", {"copying": "many documents out of an index and into one, through passing troubles"}),
+    # Parsers of strangers' files: a door to several vendors, but one that speaks to no server. It stands above the
+    # others because its parts need each other: processes run the parsers, drafts are made of what they say.
+    Row(
+        "files in processes", {"sandbox": "files read in processes of their own, bounded in time and memory"}
+    ),
+    Row(
+        "files into documents",
+        {"drafts": "what files say, made into documents as upserts take them"},
+        pure=True,
+    ),
+    Row("files", {"extracting": "the only importer of the document parsers: bytes to text, title, dates"}),
     # Above the pure rooms, not beside them: it puts their parts together, for asking and for explaining alike.
     Row(
         "plans",
@@ -128,6 +140,11 @@ DOORS = {
     "starlette": {"main", "api", "compat", "edge", "openapi"},
     "uvicorn": {"main"},
     "pydantic_settings": {"settings"},
+    "lxml": {"extracting"},
+    "docx": {"extracting"},
+    "pypdfium2": {"extracting"},
+    "markdownify": {"extracting"},
+    "charset_normalizer": {"extracting"},
     # A second HTTP stack, or a client of ours past the doors, belongs nowhere.
     "httpx": set(),
     "requests": set(),

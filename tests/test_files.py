@@ -1,0 +1,262 @@
+"""Uploads over a real socket, a real node behind them: every format found again, dates in their order, faults per file."""
+
+import io
+import json
+import threading
+import time
+import uuid
+import zipfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.errors import UnreadableFile
+from app.extracting import Limits
+from app.sandbox import Bounds, Sandbox
+from app.settings import Settings
+from tests.fakes import EmbeddingServer
+from tests.papers import epub, pdf, word
+from tests.service import Running, serving
+
+DIMS = 16
+
+
+@pytest.fixture(scope="module")
+def service(node_url: str) -> Iterator[Running]:
+    with EmbeddingServer(dims=DIMS) as embedding:
+        settings = Settings(
+            elasticsearch_url=node_url,
+            elasticsearch_timeout_s=60,
+            embedding_base_url=embedding.base_url,
+            embedding_model="far-end",
+            embedding_dims=DIMS,
+            file_workers=1,
+        )
+        with serving(settings) as running:
+            yield running
+
+
+@pytest.fixture
+def collection(service: Running) -> Iterator[str]:
+    name = f"files_{uuid.uuid4().hex[:10]}"
+    yield name
+    service.client.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
+def upload(service: Running, collection: str, *files: tuple[str, bytes], **form: Any) -> httpx2.Response:
+    return service.client.post(
+        f"/v1/collections/{collection}/files",
+        files=[("file", (name, data, "application/octet-stream")) for name, data in files],
+        data={
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in {"refresh": "wait_for", **form}.items()
+        },
+    )
+
+
+def stored(service: Running, collection: str, id_: str) -> dict[str, Any]:
+    answer = service.client.get(f"/v1/collections/{collection}/documents/{id_}")
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+@pytest.mark.node
+def test_every_format_is_stored_and_found(service, collection):
+    files = {
+        "leave.md": b"---\ndate: 2024-01-02\n---\n# Leave\nmarkdown words",
+        "notes.txt": "记事 plain words".encode("gb18030"),
+        "page.html": b'<html lang="en"><title>Page</title><time datetime="2023-04-05">x</time><p>html words</p></html>',
+        "report.pdf": pdf([["pdf words", "年假结转规定"]], created="D:20220101000000Z"),
+        "rules.docx": word(created=datetime(2021, 1, 1)),  # noqa: DTZ001 - as Word has it
+        "book.epub": epub(),
+        "faq.csv": "id,text,created_at,price\nq1,csv words,2020-01-01,5\nq2,更多,,7.5\n".encode(),
+        "lines.jsonl": b'{"id": "l1", "text": "jsonl words", "created_at": "2019-01-01"}\n',
+    }
+    answer = upload(service, collection, *files.items(), fields={"lang": "en", "metadata": {"batch": 7}})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert body["failed"] == 0
+    assert [(item["id"], item["file"], item.get("row")) for item in body["items"]] == [
+        *((name, name, None) for name in list(files)[:6]),
+        ("q1", "faq.csv", 2),
+        ("q2", "faq.csv", 3),
+        ("l1", "lines.jsonl", 1),
+    ]
+    assert all(item["status"] == "created" for item in body["items"])
+    dates = {item["id"]: stored(service, collection, item["id"])["creation_time"] for item in body["items"]}
+    assert {id_: date and date[:10] for id_, date in dates.items() if id_ != "notes.txt"} == {
+        "leave.md": "2024-01-02",
+        "page.html": "2023-04-05",
+        "report.pdf": "2022-01-01",
+        "rules.docx": "2021-01-01",
+        "book.epub": "2024-05-01",
+        "q1": "2020-01-01",
+        "q2": None,
+        "l1": "2019-01-01",
+    }
+    today = datetime.now(UTC).date().isoformat()
+    assert dates["notes.txt"] <= f"{today}T23:59:59.999Z"
+    [untimed] = [item for item in body["items"] if item["id"] == "notes.txt"]
+    assert "time of the upload" in " ".join(untimed["warnings"])
+    assert "gb18030" in " ".join(untimed["warnings"])
+    report = stored(service, collection, "report.pdf")
+    assert report["metadata"] == {"batch": 7, "pages": 1, "path": "report.pdf"}
+    assert report["lang"] == "en"
+    assert stored(service, collection, "q1")["metadata"] == {"batch": 7, "price": 5}
+    found = service.client.post(
+        "/v1/search",
+        json={"collection": collection, "query": "年假结转", "routes": [{"kind": "text"}], "top_k": 3},
+    ).json()
+    assert {hit["id"] for hit in found["hits"]} == {"report.pdf", "book.epub"}
+
+
+@pytest.mark.node
+def test_what_the_caller_says_outranks_the_file(service, collection):
+    data = b"---\ndate: 2024-01-02\ntitle: Its own\n---\nwords"
+    answer = upload(
+        service,
+        collection,
+        ("a.md", data),
+        ("b.md", data),
+        ("c.md", data),
+        fields={"creation_time": "2020-01-01", "author": "all"},
+        each=[{"id": "first", "creation_time": "2019-01-01", "title": "Mine"}, None, {"creation_time": None}],
+    )
+    assert [item["id"] for item in answer.json()["items"]] == ["first", "b.md", "c.md"]
+    first, second, third = (stored(service, collection, id_) for id_ in ("first", "b.md", "c.md"))
+    assert (first["creation_time"][:4], first["title"], first["author"]) == ("2019", "Mine", "all")
+    assert (second["creation_time"][:4], second["title"]) == ("2020", "Its own")
+    assert third["creation_time"] is None
+
+
+@pytest.mark.node
+def test_a_broken_file_is_one_items_error_and_the_rest_is_stored(service, collection):
+    answer = upload(
+        service,
+        collection,
+        ("good.txt", b"words"),
+        ("broken.pdf", b"%PDF-1.4 nothing"),
+        ("locked.pdf", pdf([["x"]], encrypted=True)),
+        ("empty.txt", b""),
+        ("good.txt", b"another of the same name"),
+        ("t.csv", b"id,text\na,x\nb,y,z\n"),
+    )
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert [item["status"] for item in body["items"]] == [
+        "created", "invalid", "invalid", "invalid", "invalid", "created", "invalid",
+    ]  # fmt: skip
+    assert body["failed"] == 5
+    broken = body["items"][1]
+    assert broken["file"] == "broken.pdf"
+    assert broken["error"]["type"] == "file-unreadable"
+    assert broken["error"]["remedy"]
+    assert "same id" in body["items"][4]["error"]["detail"]
+    assert stored(service, collection, "good.txt")["text"] == "words"
+
+
+@pytest.mark.node
+def test_an_upload_of_nothing_readable_is_refused_and_makes_no_collection(service, collection):
+    answer = upload(service, collection, ("a.png", b"\x89PNG...."))
+    assert answer.status_code == 422
+    assert answer.json()["items"][0]["error"]["type"] == "file-unreadable"
+    answer = upload(service, collection, ("a.txt", b"words"), fields={"creation_time": "soon"})
+    assert answer.status_code == 422
+    assert "creation_time" in answer.json()["items"][0]["error"]["field"]
+    assert service.client.get(f"/v1/collections/{collection}").status_code == 404
+
+
+WRONG = {
+    "no file": ([], {}, "body"),
+    "JSON that is none": ([("a.txt", b"x")], {"fields": "{nope"}, "fields"),
+    "an unknown part": ([("a.txt", b"x")], {"meta": "{}"}, "meta"),
+    "the text given beside the file": ([("a.txt", b"x")], {"fields": {"text": "y"}}, "fields.text"),
+    "a field that is none": ([("a.txt", b"x")], {"each": [{"colour": 1}]}, "each"),
+    "too few for each": ([("a.txt", b"x"), ("b.txt", b"y")], {"each": [{}]}, "each"),
+    "a name of no file": ([("a.txt", b"x")], {"each": {"b.txt": {}}}, "each"),
+    "a refresh that is none": ([("a.txt", b"x")], {"refresh": "soon"}, "refresh"),
+}
+
+
+@pytest.mark.node
+@pytest.mark.parametrize("files, form, field", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_form_is_refused_by_its_field(service, collection, files, form, field):
+    answer = upload(service, collection, *files, **form)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["field"].startswith(field), answer.text
+
+
+@pytest.mark.node
+def test_a_body_that_is_no_form_is_refused(service, collection):
+    answer = service.client.post(f"/v1/collections/{collection}/files", json={"file": "x"})
+    assert answer.status_code == 422
+    assert "multipart" in answer.json()["detail"]
+
+
+@pytest.mark.node
+def test_the_service_answers_while_a_file_is_read(service, collection):
+    rows = "".join(f"<tr><td>{n}</td><td>words {n}</td></tr>" for n in range(20_000))
+    page = f"<html><table>{rows}</table></html>".encode()
+    answered: list[int] = []
+    thread = threading.Thread(
+        target=lambda: answered.append(upload(service, collection, ("big.html", page)).status_code)
+    )
+    thread.start()
+    while not answered:
+        assert service.client.get("/livez").status_code == 200
+        time.sleep(0.05)
+    thread.join()
+    assert answered == [200]
+
+
+# --- the processes ---------------------------------------------------------------------------------------------------
+
+
+def bomb(size: int) -> bytes:
+    out = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(word())) as whole,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+    ):
+        for name in whole.namelist():
+            archive.writestr(name, b" " * size if name == "word/document.xml" else whole.read(name))
+    return out.getvalue()
+
+
+def test_reading_that_takes_too_long_is_ended_and_the_next_file_is_read():
+    with Sandbox(workers=1, bounds=Bounds(timeout_s=0.001)) as sandbox:
+        with pytest.raises(UnreadableFile, match=r"longer than 0\.001 s"):
+            sandbox.extract(b"words", name="a.txt")
+        sandbox._bounds = Bounds()
+        assert sandbox.extract(b"words", name="a.txt").text == "words"
+
+
+def test_reading_that_takes_too_much_memory_is_ended_and_the_next_file_is_read():
+    limits = Limits(max_unpacked_bytes=2**40)
+    with Sandbox(workers=1, bounds=Bounds(memory_bytes=300 * 2**20), limits=limits) as sandbox:
+        with pytest.raises(UnreadableFile, match="memory"):
+            sandbox.extract(bomb(250 * 2**20), name="a.docx")
+        assert sandbox.extract(b"words", name="a.txt").text == "words"
+
+
+def test_a_process_that_died_idle_costs_no_file():
+    with Sandbox(workers=1) as sandbox:
+        sandbox.extract(b"words", name="a.txt")
+        [process] = sandbox._idle
+        process._process.kill()
+        process._process.wait()
+        assert sandbox.extract(b"words", name="a.txt").text == "words"
+
+
+def test_the_processes_see_no_environment_and_end_with_the_sandbox():
+    sandbox = Sandbox(workers=1)
+    sandbox.extract(b"words", name="a.txt")
+    [process] = sandbox._idle
+    with open(f"/proc/{process._process.pid}/environ", "rb") as stream:
+        seen = stream.read()
+    assert b"PATH" not in seen
+    sandbox.close()
+    assert process._process.poll() is not None
