@@ -27,6 +27,7 @@ from app import search as searching
 from app import why as whys
 from app.drafts import Names
 from app.errors import ClusterUnavailable, HalflifeError, InvalidRequest, NotFound
+from app.feedback import Votes
 from app.filters import compile_filter
 from app.models import (
     BulkResult,
@@ -35,6 +36,7 @@ from app.models import (
     DeleteDocuments,
     Deletion,
     DocumentPage,
+    Feedback,
     FileForm,
     FilesResult,
     NextPage,
@@ -51,6 +53,7 @@ from app.models import (
     wrong_type,
 )
 from app.sandbox import Sandbox
+from app.searchlog import Asked, SearchLog
 from app.times import to_ms
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -74,6 +77,8 @@ class Service:
     auto_create: bool
     dims: int
     model: str
+    searchlog: SearchLog
+    votes: Votes
     ready: bool = False
 
 
@@ -161,7 +166,10 @@ _NO_DECAY = (
     "is neither a decay nor 'off'",
     "write an object with its strength, such as {'half_life': '180d'}, or 'off'",
 )
+_NO_VOTES = ("is neither feedback options nor 'off'", "write an object such as {'strength': 0.1}, or 'off'")
 _TAGS: dict[str, tuple[str, str] | None] = {
+    "_feedback": _NO_VOTES,
+    "_feedback_off": _NO_VOTES,
     "_decay": _NO_DECAY,
     "_off": _NO_DECAY,
     "_word": ("is neither true, false nor 'cluster'", "write one of them"),
@@ -255,7 +263,9 @@ async def _page(request: Request, page: NextPage) -> Response:
     )
     if held.request.get("touch"):
         service.touches.add(collection, [hit.id for hit in result.hits], result.origin)
-    return answer(result)
+    asked = parse(Search, held.request)
+    [noted] = _noted(request, [asked], [result], collection, first_rank=held.offset + 1)
+    return answer(result if isinstance(noted, HalflifeError) else noted)
 
 
 async def _batch(request: Request, batch: SearchBatch) -> Response:
@@ -303,17 +313,52 @@ async def _search(
     request: Request, searches: Sequence[Search], collection: Collection
 ) -> list[SearchResult | HalflifeError]:
     service = service_of(request)
-    results = await searching.search(
-        searches,
-        collection=collection,
-        doors=service.doors,
-        caller=_caller(request),
-        now_ms=to_ms(service.now()),
-    )
+    try:
+        results = await searching.search(
+            searches,
+            collection=collection,
+            doors=service.doors,
+            caller=_caller(request),
+            now_ms=to_ms(service.now()),
+        )
+    except HalflifeError as error:
+        _noted(request, searches, [error] * len(searches), collection)
+        raise
     for search, result in zip(searches, results, strict=True):
         if search.touch and not isinstance(result, HalflifeError):
             service.touches.add(collection, [hit.id for hit in result.hits], result.origin)
-    return results
+    return _noted(request, searches, results, collection)
+
+
+def _noted(
+    request: Request,
+    searches: Sequence[Search],
+    results: Sequence[SearchResult | HalflifeError],
+    collection: Collection,
+    *,
+    first_rank: int = 1,
+) -> list[SearchResult | HalflifeError]:
+    """Put the searches into the search log, and tell those that are drawn for it their `search_id`."""
+    noted: list[SearchResult | HalflifeError] = []
+    for search, result in zip(searches, results, strict=True):
+        asked = Asked(search, collection, _request_id(request), _key_id(request), first_rank)
+        refused = isinstance(result, HalflifeError) and result.status < 500
+        search_id = None if refused else service_of(request).searchlog.note(asked, result)
+        if search_id is not None and isinstance(result, SearchResult):
+            noted.append(result.model_copy(update={"search_id": search_id}))
+        else:
+            noted.append(result)
+    return noted
+
+
+@router.post(
+    "/v1/feedback", tags=["search"], summary="Tell what became of a search's hits", response_model=BulkResult
+)
+async def post_feedback(request: Request) -> Response:
+    """Store verdicts on hits of a logged search, each on its own; sending one again changes nothing."""
+    given = parse(Feedback, await read_json(request))
+    votes = service_of(request).votes
+    return answer(await votes.store(given, key_id=_key_id(request), allowed=lambda _: True))
 
 
 @router.post(
@@ -761,6 +806,10 @@ def install_handlers(app: FastAPI) -> None:
 
 
 _FRAMEWORK_REMEDIES = {404: "see /docs for what there is", 405: "see /docs for the methods of this path"}
+
+
+def _key_id(request: Request) -> str | None:
+    return getattr(request.state, "key_id", None)
 
 
 def _request_id(request: Request) -> str | None:

@@ -26,6 +26,10 @@ Json = dict[str, Any]
 COMPONENTS = ("halflife-settings", "halflife-mappings")
 MAPPINGS = "halflife-mappings"
 INDEX_TEMPLATE = "halflife-collections"
+SEARCHES_TEMPLATE = "halflife-searches"
+FEEDBACK_TEMPLATE = "halflife-feedback"
+OWN_TEMPLATES = (SEARCHES_TEMPLATE, FEEDBACK_TEMPLATE)
+"""Of the search log and of feedback: installed only where these are on."""
 TOMBSTONES_HIDDEN: Json = {"bool": {"must_not": [{"term": {fields.DELETED: True}}]}}
 """The read alias' filter; every route, kNN included, sees the collection through it."""
 
@@ -84,13 +88,22 @@ async def install_templates(cluster: Cluster, *, dims: int, similarity: Similari
     `halflife@custom`, which ours never touch. Raises SchemaMismatch, and writes nothing, if a newer Halflife
     installed any of them.
     """
-    wanted = templates(dims=dims, similarity=similarity)
+    return await _install(cluster, templates(dims=dims, similarity=similarity))
+
+
+async def install_own_templates(cluster: Cluster, *wanted: str) -> list[str]:
+    """Create or upgrade index templates of the service's own indices (`OWN_TEMPLATES`); return those written."""
+    bodies = {name: shipped(name) for name in wanted}
+    for body in bodies.values():
+        body["_meta"]["halflife"]["digest"] = _digest(body)
+    return await _install(cluster, bodies)
+
+
+async def _install(cluster: Cluster, wanted: Mapping[str, Json]) -> list[str]:
     stale: list[str] = []
     for name, body in wanted.items():
         found = await (
-            cluster.get_index_template(name)
-            if name == INDEX_TEMPLATE
-            else cluster.get_component_template(name)
+            cluster.get_component_template(name) if name in COMPONENTS else cluster.get_index_template(name)
         )
         version = (found or {}).get("version")
         if isinstance(version, int) and version > body["version"]:
@@ -106,16 +119,16 @@ async def install_templates(cluster: Cluster, *, dims: int, similarity: Similari
         ):
             stale.append(name)
     for name in stale:
-        if name == INDEX_TEMPLATE:
-            await _put_index_template(cluster, wanted[name])
-        else:
+        if name in COMPONENTS:
             await cluster.put_component_template(name, wanted[name])
+        else:
+            await _put_index_template(cluster, name, wanted[name])
     return stale
 
 
-async def _put_index_template(cluster: Cluster, body: Json) -> None:
+async def _put_index_template(cluster: Cluster, name: str, body: Json) -> None:
     try:
-        await cluster.put_index_template(INDEX_TEMPLATE, body)
+        await cluster.put_index_template(name, body)
     except ClusterRejected as error:
         if "same priority" in error.detail:
             raise SchemaMismatch(

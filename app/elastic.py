@@ -458,6 +458,26 @@ class Cluster:
         assert outcome.primary_term is not None
         return outcome.seq_no, outcome.primary_term
 
+    async def record(
+        self,
+        entries: Sequence[tuple[str, str, Mapping[str, Any]]],
+        *,
+        create: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[BulkOutcome]:
+        """Write (index, id, source) of the service's own, such as log entries; one outcome per entry, in order.
+
+        An index that is not there is made by its template. `create`: an entry that is there already stays as it is
+        and its outcome is `superseded`.
+        """
+        if not entries:
+            return []
+        lines: list[bytes] = []
+        for index, id_, source in entries:
+            lines += (encode({"create" if create else "index": {"_index": index, "_id": id_}}), _line(source))
+        timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
+        return await self._bulk(lines, len(entries), refresh="false", timeout_s=timeout_s)
+
     async def erase(
         self, index: str, documents: Sequence[tuple[str, int, int]], *, timeout_s: float | None = None
     ) -> list[BulkOutcome]:

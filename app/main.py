@@ -4,7 +4,9 @@
 """
 
 import asyncio
+import hmac
 import logging
+import random
 import secrets
 import time
 import uuid
@@ -23,10 +25,12 @@ from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError, InvalidRequest
 from app.extracting import Limits
+from app.feedback import Votes
 from app.models import Collection
 from app.reranking import Reranker
 from app.sandbox import Bounds, Sandbox
 from app.search import Doors
+from app.searchlog import SearchLog
 from app.settings import Settings
 from app.targets import CatalogTargets, OtherModel
 from app.writes import DocumentEmbedder, Patience, Stamper, Targets
@@ -60,6 +64,11 @@ def create_app(settings: Settings) -> FastAPI:
             )
             await service.touches.start()
             opened.push_async_callback(service.touches.close)
+            opened.push_async_callback(service.searchlog.close)
+            opened.push_async_callback(service.votes.close)
+            if settings.search_log_rate > 0:
+                await service.searchlog.start()
+                await service.votes.start()
             app.state.service = service
             service.ready = True
             log.info("ready: %s, model %s with %d dims", ", ".join(cluster.urls), service.model, service.dims)
@@ -212,6 +221,7 @@ async def _start(
     known = catalog.Catalog(cluster)
     indexer = _indexer(settings, cluster=cluster, embedder=embedder, known=known)
     secret = _plain(settings.cursor_secret)
+    searchlog, votes = _searchlog(settings, cluster)
     doors = Doors(
         cluster=cluster,
         embedder=embedder,
@@ -219,6 +229,7 @@ async def _start(
         cursor_secrets=[secret.encode() if secret else secrets.token_bytes(32)],
         timeout_s=settings.elasticsearch_timeout_s,
         embed_within_s=settings.embedding_query_timeout_s,
+        votes=votes.ratings,
     )
     return Service(
         doors=doors,
@@ -232,7 +243,29 @@ async def _start(
         auto_create=settings.auto_create_collections,
         dims=dims,
         model=settings.embedding_model,
+        searchlog=searchlog,
+        votes=votes,
     )
+
+
+def _searchlog(settings: Settings, cluster: Cluster) -> tuple[SearchLog, Votes]:
+    """Return the search log and the votes on it, started where searches are logged."""
+    given = _plain(settings.cursor_secret)
+    # A key of their own: who may compare hashes need not be able to sign cursors.
+    base = given.encode() if given else secrets.token_bytes(32)
+    secret = hmac.digest(base, b"halflife search log", "sha256")
+    searchlog = SearchLog(
+        cluster,
+        rate=settings.search_log_rate,
+        with_text=settings.search_log_texts,
+        keep_days=settings.search_log_days,
+        secret=secret,
+        now=_now,
+        chance=random.random,
+        new_id=lambda: secrets.token_hex(12),
+    )
+    votes = Votes(cluster, searchlog, secret=secret, now=_now, keep_days=settings.feedback_days)
+    return searchlog, votes
 
 
 async def _patiently(

@@ -436,12 +436,33 @@ def _check_routes(routes: list[Route] | None, decay: Decay | Literal["off"] | No
         )
 
 
+class FeedbackOptions(Value):
+    """Let what callers made of earlier hits count; see `POST /v1/feedback`."""
+
+    strength: Annotated[float, Field(gt=0, le=0.3)] = Field(
+        0.1,
+        description="The fused score is multiplied by a factor within 1 - strength and 1 + strength.",
+    )
+    as_of: Instant | None = Field(None, description="Votes up to then count; about now if left out.")
+
+
+def _feedback_or_off(value: Any) -> str:
+    return "_feedback_off" if isinstance(value, str) else "_feedback"
+
+
+FeedbackOrOff = Annotated[
+    Annotated[FeedbackOptions, Tag("_feedback")] | Annotated[Off, Tag("_feedback_off")],
+    Discriminator(_feedback_or_off),
+]
+
+
 class Profile(Value):
     """A named way of ranking, stored with a collection: what a request leaves out is taken from it."""
 
     decay: DecayOrOff | None = None
     routes: Annotated[list[Route], Field(min_length=1, max_length=MAX_ROUTES)] | None = None
     fusion: Fusion | None = None
+    feedback: FeedbackOrOff | None = None
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -519,6 +540,10 @@ class Search(Query):
         None, description="The recall queries; the profile's, else `text` and `vector` if left out."
     )
     fusion: Fusion | None = None
+    feedback: FeedbackOrOff | None = Field(
+        None,
+        description="Whether votes on earlier hits count: an object, or 'off'; left out: the profile's, else off.",
+    )
     min_relevance: Fraction | None = Field(None, description="Least cosine of a hit, applied in the cluster.")
     rerank: Rerank | None = None
     dedup: Dedup | None = None
@@ -595,6 +620,33 @@ class NextPage(Value):
     """The page after the one that gave this cursor."""
 
     cursor: Annotated[str, Field(min_length=1, max_length=65_536)]
+
+
+class FeedbackItem(Value):
+    """What became of one hit."""
+
+    id: DocumentId = Field(description="A document that the search returned.")
+    verdict: Literal["clicked", "ignored", "helpful", "unhelpful"] = Field(
+        description="clicked, ignored: what was done with it, weighed by its rank; helpful, unhelpful: a judgement."
+    )
+
+
+class Feedback(Value):
+    """What a caller made of the hits of one logged search."""
+
+    search_id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$")] = Field(
+        description="As the search's answer told it.", examples=["20260131-6f1d0c1a9b7e4f5d8a3b2c1d"]
+    )
+    items: Annotated[list[Any], Field(min_length=1, max_length=1000)] = Field(
+        json_schema_extra={"items": {"$ref": "#/components/schemas/FeedbackItem"}},
+    )
+    user: Annotated[Text, Field(min_length=1, max_length=256)] | None = Field(
+        None,
+        description=(
+            "Whom the caller speaks for, as it likes to name them; stored as a keyed hash. One vote counts per user "
+            "(or caller, if left out), search and document."
+        ),
+    )
 
 
 class Why(Search):
@@ -1061,7 +1113,22 @@ OPTIONAL_IN_HIT = (
     "near_duplicates",
     "warning",
     "additive",
+    "feedback",
 )
+
+
+class HitFeedback(Value):
+    """What votes did to a hit: `factor` multiplied its score; the counts are what it rests on, decayed in `rate`."""
+
+    factor: float
+    voters: int
+    rate: float = Field(
+        description="Share of votes for it among those that looked at it, decayed and capped."
+    )
+    clicked: int
+    ignored: int
+    helpful: int
+    unhelpful: int
 
 
 class Hit(Value):
@@ -1092,6 +1159,7 @@ class Hit(Value):
     rerank_score: float | None = None
     near_duplicates: list[str] | None = Field(None, description="Ids dropped as near duplicates of this hit.")
     additive: dict[str, float] | None = Field(None, description="The terms of an additive score.")
+    feedback: HitFeedback | None = Field(None, description="What votes on it count, where `feedback` is on.")
 
     @model_serializer(mode="wrap")
     def _lean(self, handler: Any) -> dict[str, Any]:
@@ -1109,7 +1177,8 @@ class SearchResult(Value):
     routes: dict[str, RouteStatus]
     hits: list[Hit]
     explain: dict[str, Any] | None = None
+    search_id: str | None = Field(None, description="Where the search is logged: what feedback refers to.")
 
     @model_serializer(mode="wrap")
     def _lean(self, handler: Any) -> dict[str, Any]:
-        return {k: v for k, v in handler(self).items() if v is not None or k != "explain"}
+        return {k: v for k, v in handler(self).items() if v is not None or k not in ("explain", "search_id")}

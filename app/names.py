@@ -17,6 +17,7 @@ _INDEX = re.compile(r"halflife-(?P<collection>[a-z0-9][a-z0-9_-]*)-(?P<moment>\d
 _WRITE_ALIAS = re.compile(
     r"halflife-(?P<collection>[a-z0-9][a-z0-9_-]*)-w-(?P<generation>[1-9]\d{0,17})-(?P<slot>[ab])"
 )
+_DATED = re.compile(r"halflife_(?P<purpose>[a-z]+)-(?P<year>\d{4})\.(?P<month>\d{2})(?:\.(?P<day>\d{2}))?")
 _READ_ALIAS = re.compile(r"halflife-(?P<collection>[a-z0-9][a-z0-9_-]*)")
 
 
@@ -51,6 +52,24 @@ def index_pattern(collection: str) -> str:
 def own_index(purpose: str) -> str:
     """Return the name of an index that holds the service's own state, such as `halflife_state`."""
     return f"{OWN_PREFIX}{purpose}"
+
+
+def own_dated_index(purpose: str, moment: datetime, *, monthly: bool = False) -> str:
+    """Return the index of a day (or month, UTC) behind the alias of `purpose`: `halflife_searches-2026.01.31`."""
+    utc = moment.astimezone(UTC)
+    return f"{own_index(purpose)}-{utc.year:04d}.{utc:%m}" + ("" if monthly else f".{utc:%d}")
+
+
+def parse_own_dated_index(name: str) -> tuple[str, datetime] | None:
+    """Return (purpose, first moment of its day or month), or None if the name is not one of these."""
+    match = _DATED.fullmatch(name)
+    if match is None:
+        return None
+    try:
+        moment = datetime(int(match["year"]), int(match["month"]), int(match["day"] or 1), tzinfo=UTC)
+    except ValueError:
+        return None
+    return match["purpose"], moment
 
 
 def parse_write_alias(name: str) -> tuple[str, int, Slot] | None:

@@ -65,6 +65,19 @@ WHY_EXAMPLES = {
         },
     }
 }
+FEEDBACK_EXAMPLES = {
+    "votes": {
+        "summary": "The second hit was opened, the first passed over",
+        "value": {
+            "search_id": "20260131-6f1d0c1a9b7e4f5d8a3b2c1d",
+            "user": "u-1042",
+            "items": [
+                {"id": "leave-policy-2023", "verdict": "ignored"},
+                {"id": "leave-policy-2026", "verdict": "clicked"},
+            ],
+        },
+    }
+}
 UPSERT_EXAMPLES = {
     "upsert": {
         "summary": "One document",
@@ -152,12 +165,13 @@ COLLECTION_EXAMPLES = {
 _BODIES: dict[tuple[str, str], tuple[tuple[type[BaseModel], ...], dict[str, Any]]] = {
     ("/v1/search", "post"): ((models.Search, models.SearchBatch, models.NextPage), SEARCH_EXAMPLES),
     ("/v1/why", "post"): ((models.Why,), WHY_EXAMPLES),
+    ("/v1/feedback", "post"): ((models.Feedback,), FEEDBACK_EXAMPLES),
     ("/v1/collections/{collection}", "put"): ((models.CollectionOptions,), COLLECTION_EXAMPLES),
     ("/v1/collections/{collection}/documents", "post"): ((models.Upsert,), UPSERT_EXAMPLES),
     ("/v1/collections/{collection}/documents", "patch"): ((models.PatchDocuments,), PATCH_EXAMPLES),
     ("/v1/collections/{collection}/documents/delete", "post"): ((models.DeleteDocuments,), DELETE_EXAMPLES),
 }
-_ALSO = (models.RowNames, models.Query, models.Document, models.DocumentPatch)
+_ALSO = (models.RowNames, models.Query, models.Document, models.DocumentPatch, models.FeedbackItem)
 _OPTIONAL_BODIES = {("/v1/collections/{collection}", "put")}
 
 

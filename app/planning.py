@@ -15,6 +15,7 @@ from app.models import (
     Collection,
     Decay,
     DecayStrength,
+    FeedbackOptions,
     Fusion,
     Highlight,
     Profile,
@@ -25,7 +26,8 @@ from app.models import (
     Total,
     has_strength,
 )
-from app.times import DAY_MS, parse_instant, to_ms
+from app.ratings import Ratings
+from app.times import DAY_MS, format_instant, from_ms, parse_instant, to_ms
 
 DEFAULT_ROUTES: Final = (Route(kind="text"), Route(kind="vector"))
 CHUNKS_PER_DOCUMENT: Final = 20
@@ -67,6 +69,9 @@ class Plan:
     window: int
     filters: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...]
+    feedback: FeedbackOptions | None = None
+    ratings: Ratings | None = None
+    """What votes say, where they shall count and are known."""
 
     @property
     def tails(self) -> tuple[int, ...]:
@@ -101,6 +106,10 @@ class Plan:
         if routes is not None:
             request["routes"] = [route.model_dump(mode="json", exclude_none=True) for route in routes]
         request["fusion"] = self.fusion.model_dump(mode="json", exclude_unset=True)
+        request["feedback"] = "off"
+        if self.feedback is not None and self.ratings is not None:
+            as_of = format_instant(from_ms(self.ratings.as_of_ms))
+            request["feedback"] = {"strength": self.feedback.strength, "as_of": as_of}
         return request
 
     def texts_to_embed(self) -> list[str]:
@@ -227,7 +236,13 @@ def make_plan(
         window=fusion.window or DEFAULT_WINDOW,
         filters=tuple(common),
         warnings=tuple(warnings),
+        feedback=_feedback(search, profile),
     )
+
+
+def _feedback(search: Search, profile: Profile) -> FeedbackOptions | None:
+    chosen = profile.feedback if search.feedback is None else search.feedback
+    return chosen if isinstance(chosen, FeedbackOptions) else None
 
 
 def _profile(search: Search, collection: Collection) -> Profile:

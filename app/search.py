@@ -5,8 +5,9 @@ Never reads settings or the clock: both come in.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,6 +19,7 @@ from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
 from app.models import Collection, Hit, RouteHit, RouteStatus, Search, SearchResult
 from app.planning import (
+    Plan,
     PlannedRoute,
     age_days,
     fetch_body,
@@ -26,9 +28,10 @@ from app.planning import (
     read_route,
     route_body,
 )
+from app.ratings import Ratings
 from app.recall import PIT_KEEP_ALIVE_S, Run, fatal, in_background, located, longest, recall
 from app.reranking import Reranker
-from app.stages import Placed, after_fusion, fuse, needed, needs_embeddings, passage_of
+from app.stages import Placed, after_fusion, fuse, needed, needs_embeddings, passage_of, rated
 from app.times import format_instant, from_ms, parse_instant
 
 DEFAULT_TIMEOUT_S = 10.0
@@ -48,6 +51,8 @@ class Doors:
     cursor_secrets: Sequence[bytes]
     timeout_s: float = DEFAULT_TIMEOUT_S
     embed_within_s: float = 2.0
+    votes: Callable[[str, datetime | None], Awaitable[Ratings | None]] | None = None
+    """A collection's ratings as of an instant (None: about now); None while they can't be had. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,22 @@ async def search(
             field="queries",
             remedy="send fewer queries at once, or fewer routes, or a smaller `top_k`",
         )
+    for run in runs:
+        if isinstance(run, Run):
+            run.plan = await with_votes(run.plan, doors=doors)
+            if run.plan.feedback is not None and run.plan.ratings is None:
+                run.warnings.append(NO_VOTES)
     return await _answer(runs, doors=doors, caller=caller, started=started, now_ms=now_ms)
+
+
+NO_VOTES = "votes do not count here: feedback is not configured, or its ratings are being read"
+
+
+async def with_votes(plan: Plan, *, doors: Doors) -> Plan:
+    """Return the plan with the ratings of its collection, where votes shall count and their ratings can be had."""
+    if plan.feedback is None or doors.votes is None:
+        return plan
+    return replace(plan, ratings=await doors.votes(plan.collection.name, plan.feedback.as_of))
 
 
 async def next_page(
@@ -111,6 +131,13 @@ async def next_page(
             "this cursor is of another release of this service", field="cursor", remedy="search again"
         ) from cause
     plan = make_plan(request, collection=collection, now_ms=payload.origin_ms, forced=caller.forced)
+    plan = await with_votes(plan, doors=doors)
+    if plan.feedback is not None and plan.ratings is None:
+        raise Unavailable(
+            "the ratings that the first page was ordered by can't be read now",
+            remedy="ask for this page again later, or search again with `feedback`: 'off'",
+            retry_after_s=1,
+        )
     started = time.monotonic()
     budget = doors.timeout_s if request.timeout_ms is None else request.timeout_ms / 1000
     run = Run(
@@ -187,7 +214,7 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
         if isinstance(terms, HalflifeError):
             outcomes[id(run)] = terms
         else:
-            going.append((run, fuse(run.plan, run.answers, run.tails, terms)))
+            going.append((run, rated(run.plan, fuse(run.plan, run.answers, run.tails, terms))))
     documents = await _fetch(
         [(run, needed(run.plan, order, offset=run.offset)) for run, order in going],
         doors=doors,
@@ -487,6 +514,7 @@ def _hit(run: Run, item: Placed, outcome: _Outcome) -> Hit:
         rerank_score=item.rerank_score,
         near_duplicates=item.near_duplicates,
         additive=item.additive,
+        feedback=item.feedback,
     )
 
 

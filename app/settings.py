@@ -118,6 +118,18 @@ class Settings(BaseSettings):
     max_concurrent_requests: int = Field(
         64, ge=1, description="Requests answered at once; more get 503 with Retry-After."
     )
+    search_log_rate: float = Field(
+        0.0, ge=0, le=1, description="Share of the searches that are logged to `halflife_searches`; 0: none."
+    )
+    search_log_texts: bool = Field(
+        False, description="Log the queries' texts too, and not their keyed hashes alone."
+    )
+    search_log_days: int = Field(
+        30, ge=1, le=3650, description="Days that the search log is kept; older ones the service deletes."
+    )
+    feedback_days: int = Field(
+        180, ge=31, le=3650, description="Days that votes on logged searches are kept."
+    )
     docs: bool = Field(True, description="Serve /docs and /openapi.json.")
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ import numpy as np
 
 from app import decay, diversity, fields, fusion, queries
 from app.errors import RerankerFailed
-from app.models import Fusion, RouteHit
+from app.models import Fusion, HitFeedback, RouteHit
 from app.planning import Candidate, Plan, RouteAnswer
 from app.reranking import Reranker, to_probability
 
@@ -40,6 +40,30 @@ class Placed:
     rerank_score: float | None = None
     near_duplicates: list[str] | None = None
     additive: dict[str, float] | None = None
+    feedback: HitFeedback | None = None
+
+
+def rated(plan: Plan, order: list[Placed]) -> list[Placed]:
+    """Return the fused order with each score multiplied by what votes say of the document, where they shall count.
+
+    Scores may be below 0 (z-scores): the least of the head is taken as zero then, as for a decay placed after fusion.
+    The tail keeps its order, below the head.
+    """
+    if plan.feedback is None or plan.ratings is None or not plan.ratings.by_document:
+        return order
+    head = [item for item in order if not item.tail]
+    zero = min([0.0, *(item.score for item in head)])
+    for item in order:
+        rating = plan.ratings.by_document.get(item.id)
+        if rating is not None:
+            item.feedback = rating.told(plan.feedback.strength)
+            if not item.tail:
+                item.score = zero + (item.score - zero) * item.feedback.factor
+    head.sort(key=lambda item: -item.score)  # stable: ties keep the fused order
+    tail = [item for item in order if item.tail]
+    for item in tail:
+        item.score = min(item.score, head[-1].score) if head else item.score
+    return head + tail
 
 
 def fuse(
@@ -319,6 +343,8 @@ async def _rerank(
             continue
         item.rerank_score = score
         factor = item.factor if rerank.decay and item.factor is not None else 1.0
+        if item.feedback is not None:
+            factor *= item.feedback.factor
         item.score = to_probability(score, reranker.scale) * factor
         if rerank.min_score is None or score >= rerank.min_score:
             kept.append(item)

@@ -27,8 +27,8 @@ from app.planning import (
     route_query,
 )
 from app.recall import Run, fatal, in_background, located, recall
-from app.search import Caller, Doors, measure
-from app.stages import Placed, fuse
+from app.search import Caller, Doors, measure, with_votes
+from app.stages import Placed, fuse, rated
 from app.times import from_ms, parse_instant, to_ms
 
 
@@ -42,6 +42,7 @@ async def why(
     """
     search = Search.model_validate(request.model_dump(exclude={"id"}, exclude_unset=True, by_alias=True))
     plan = make_plan(search, collection=collection, now_ms=now_ms, forced=caller.forced)
+    plan = await with_votes(plan, doors=doors)
     budget = doors.timeout_s if search.timeout_ms is None else search.timeout_ms / 1000
     run = Run(plan=plan, offset=0, deadline=time.monotonic() + budget, pit=None, warnings=list(plan.warnings))
     pit = await recall(
@@ -66,7 +67,7 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
     measured = (await measure([run], doors=doors, caller=caller)).get(id(run), {})
     if isinstance(measured, HalflifeError):
         raise measured
-    order = fuse(plan, run.answers, run.tails, measured)
+    order = rated(plan, fuse(plan, run.answers, run.tails, measured))
     source = await _source(document_id, run, doors=doors, caller=caller)
     if source is None:
         return _absent(document_id, run)

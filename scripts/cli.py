@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scripts import quality, reindexing
+from scripts import judgements, quality, reindexing
 from scripts.client import ApiError, ApiUnreachable, Client, find_url
 from scripts.distribution import LocalStackError
 from scripts.stack import DEFAULT_DATA, Options, State, data_folder
@@ -727,6 +727,7 @@ def tour(
 # ---- quality --------------------------------------------------------------------------------------------------------
 
 quality.register(command)
+judgements.register(command)
 reindexing.register(command)
 
 # ---- words ----------------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def reindex(
         raise typer.BadParameter("goes with --from-index", param_hint="--map")
     if len(chosen) > 1 or (chosen and asked.given):
         raise typer.BadParameter("one thing at a time", param_hint=", ".join(chosen))
-    settings, whose = _settings(stack.data_folder(data))
+    settings, whose = read_settings(stack.data_folder(data))
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
 
     async def work() -> int:
@@ -464,7 +464,7 @@ def export(
 
     if file.exists() and not force:
         raise InvalidRequest(f"{file} is there already", remedy="choose another name, or add --force")
-    settings, whose = _settings(stack.data_folder(data))
+    settings, whose = read_settings(stack.data_folder(data))
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
 
     async def work() -> int:
@@ -572,7 +572,7 @@ def import_(
 
     Exit codes: 0 all there; 1 some failed, or the file is damaged; 3 Elasticsearch does not answer; 130 stopped.
     """
-    settings, whose = _settings(stack.data_folder(data))
+    settings, whose = read_settings(stack.data_folder(data))
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
 
     async def work() -> int:
@@ -732,7 +732,7 @@ def purge(
 
     Exit codes: 0 done; 1 refused or failed; 3 Elasticsearch does not answer; 130 stopped.
     """
-    settings, whose = _settings(stack.data_folder(data))
+    settings, whose = read_settings(stack.data_folder(data))
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
     age = _age(older_than)
 
@@ -954,11 +954,11 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
         return UNREACHABLE
 
 
-def _settings(data: Path) -> "tuple[Settings, str]":
+def read_settings(data: Path) -> "tuple[Settings, str]":
     """Return the environment's settings, completed by the local stack that runs on `data`, and whose they are."""
-    from scripts.serving import read_settings
+    from scripts import serving
 
-    settings = read_settings()
+    settings = serving.read_settings()
     found: dict[str, Any] = {}
     if (state := stack.running(data)) is not None:
         if state.elasticsearch_nodes and "HALFLIFE_ELASTICSEARCH_URL" not in os.environ:

@@ -42,6 +42,7 @@ ROOMS = (
         "use cases over others",
         {
             "files": "an upload of files: read, made into documents, stored",
+            "feedback": "votes on logged searches: stored, read into ratings, exported as judgements",
             "memory": "what an agent's memory adds to search and upsert",
             "why": "what kept one document from standing higher: a search, then each route asked about it",
         },
@@ -55,6 +56,7 @@ ROOMS = (
             "reindex": "a collection's move to another index while it is read and written",
             "adoption": "an index that somebody else made, brought into a collection",
             "transfer": "a collection out to lines of JSON and back in",
+            "searchlog": "what was asked and shown, kept for a while and found again",
             "purge": "old tombstones and expired documents, really removed",
         },
     ),
@@ -97,6 +99,7 @@ ROOMS = (
             "queries": "request bodies out of requests",
             "decay": "the arithmetic of age and its function_score",
             "filters": "the filter language and its translation",
+            "ratings": "votes on hits made one bounded factor per document",
             "fusion": "ranks and scores of several routes made one order",
             "diversity": "near-duplicates and MMR over vectors",
             "cursor": "the sealed page token",

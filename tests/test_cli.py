@@ -25,6 +25,7 @@ COMMANDS = (
     "search",
     "why",
     "evaluate",
+    "judgements",
     "doctor",
     "tour",
     "reindex",

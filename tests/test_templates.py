@@ -31,10 +31,14 @@ def leaves(properties: dict, prefix: str = "") -> dict[str, str]:
 
 
 def test_every_shipped_template_is_installed_and_nothing_else_lies_there():
-    assert {path.stem for path in FOLDER.glob("*.json")} == {*catalog.COMPONENTS, catalog.INDEX_TEMPLATE}
+    assert {path.stem for path in FOLDER.glob("*.json")} == {
+        *catalog.COMPONENTS,
+        catalog.INDEX_TEMPLATE,
+        *catalog.OWN_TEMPLATES,
+    }
 
 
-@pytest.mark.parametrize("name", [*catalog.COMPONENTS, catalog.INDEX_TEMPLATE])
+@pytest.mark.parametrize("name", [*catalog.COMPONENTS, catalog.INDEX_TEMPLATE, *catalog.OWN_TEMPLATES])
 def test_each_file_carries_its_version_and_tells_what_it_is(name):
     body = catalog.shipped(name)
     assert isinstance(body["version"], int)
@@ -144,7 +148,7 @@ def now():
 
 
 @pytest.mark.node
-@pytest.mark.parametrize("name", [*catalog.COMPONENTS, catalog.INDEX_TEMPLATE])
+@pytest.mark.parametrize("name", [*catalog.COMPONENTS, catalog.INDEX_TEMPLATE, *catalog.OWN_TEMPLATES])
 async def test_kibana_would_take_the_file_as_it_is(cluster, name):
     body = catalog.shipped(name)
     if name == catalog.INDEX_TEMPLATE:

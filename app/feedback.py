@@ -1,0 +1,413 @@
+"""Feedback: votes on the hits of logged searches, stored, read into ratings, and exported as judgements.
+
+A vote is one verdict of one voter on one document of one search, however often it is sent. Ratings are read in the
+background and kept in memory, so that a search that lets them count waits for them once at most.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from app import catalog, names
+from app.elastic import Cluster
+from app.errors import HalflifeError, NotFound
+from app.models import BulkResult, Feedback, FeedbackItem, ItemError, ItemResult
+from app.ratings import POSITIVE, Ratings, Vote, passed_over, rate
+from app.searchlog import ALIAS as SEARCHES
+from app.searchlog import Logged, SearchLog, sweep
+from app.times import format_instant, parse_instant, to_ms
+
+PURPOSE: Final = "feedback"
+ALIAS: Final = names.own_index(PURPOSE)
+MOST_VOTES: Final = 20_000
+"""Newest votes of a collection that count."""
+MOST_PER_VOTER: Final = 2_000
+"""Of one voter, so that a flood by one doesn't push out everybody else's."""
+MOST_READ: Final = 100_000
+MOST_COLLECTIONS: Final = 64
+TABLES_KEPT: Final = 4
+EPOCH_MS: Final = 60_000
+"""Ratings are as of a whole minute, so that the processes of a service and the pages of a search agree on them."""
+SETTLED_MS: Final = 5_000
+"""A vote may be searched for after that long; ratings are as of a minute that is as far back."""
+FIRST_WAIT_S: Final = 0.5
+PAGE: Final = 1_000
+SWEEP_EVERY_S: Final = 6 * 3600.0
+ANYONE: Final = "anyone"
+
+Json = dict[str, Any]
+log = logging.getLogger("halflife")
+
+
+@dataclass(slots=True)
+class _Known:
+    """The votes of one collection as read so far."""
+
+    votes: dict[str, Vote] = field(default_factory=dict)
+    read_until_ms: int = -1
+    tables: OrderedDict[int, Ratings] = field(default_factory=OrderedDict)
+    reading: asyncio.Task[None] | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Votes:
+    """Stores votes and keeps the ratings that they give."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        searches: SearchLog,
+        *,
+        secret: bytes,
+        now: Callable[[], datetime],
+        keep_days: int,
+    ) -> None:
+        """`secret` keys the hashes of users: the same in every process."""
+        self._cluster = cluster
+        self._searches = searches
+        self._secret = secret
+        self._now = now
+        self._keep_days = keep_days
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Install the template and delete what is too old from now on. Raises what the template meets."""
+        await catalog.install_own_templates(self._cluster, catalog.FEEDBACK_TEMPLATE)
+        self._spawn(self._sweep_on())
+
+    async def close(self) -> None:
+        """Stop reading and sweeping."""
+        for task in list(self._tasks):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    # --- voting
+
+    async def store(
+        self, given: Feedback, *, key_id: str | None, allowed: Callable[[str], bool]
+    ) -> BulkResult:
+        """Store the votes, each on its own, and note them in the log; items in the order sent.
+
+        `allowed` tells whether the caller may see a collection. Raises NotFound for a search that is not logged, or is
+        another key's: the two look alike.
+        """
+        found = await self._searches.find(given.search_id, patience_s=2.0)
+        if found is None or found.source.get("key_id") != key_id or not allowed(found.source["collection"]):
+            raise NotFound(
+                "there is no logged search with this `search_id`",
+                field="search_id",
+                remedy="send the `search_id` of a search's answer; it has one where the search is logged, for as long "
+                "as the log is kept",
+            )
+        items: list[ItemResult] = []
+        votes: dict[str, tuple[int, Json]] = {}
+        ranks = found.ranks
+        taken: set[str] = set()
+        for position, raw in enumerate(given.items):
+            item = _item(raw, ranks, taken)
+            if isinstance(item, ItemResult):
+                items.append(item)
+                continue
+            taken.add(item.id)
+            source = self._vote(item, found, given, key_id=key_id)
+            votes[source["vote"]] = (position, source)
+            items.append(ItemResult(id=item.id, status="failed"))
+        await self._write(found, votes, items)
+        failed = sum(item.status in ("invalid", "not_found", "failed") for item in items)
+        return BulkResult(items=items, failed=failed)
+
+    def _vote(self, item: FeedbackItem, found: Logged, given: Feedback, *, key_id: str | None) -> Json:
+        key = key_id or ANYONE
+        voter = key
+        if given.user is not None:
+            voter = hmac.new(
+                self._secret, b"halflife voter\0" + given.user.encode(), hashlib.sha256
+            ).hexdigest()[:24]
+        identity = "\0".join((key, voter, given.search_id, item.id))
+        return {
+            "@timestamp": format_instant(self._now()),
+            "searched_at": found.source["@timestamp"],
+            "vote": hashlib.sha256(identity.encode()).hexdigest()[:32],
+            "collection": found.source["collection"],
+            "search_id": given.search_id,
+            "query_hash": found.source["query_hash"],
+            "document_id": item.id,
+            "rank": found.ranks[item.id],
+            "verdict": item.verdict,
+            "voter": voter,
+            "key_id": key,
+        }
+
+    async def _write(
+        self, found: Logged, votes: Mapping[str, tuple[int, Json]], items: list[ItemResult]
+    ) -> None:
+        """Write the votes that are new or changed, and tell each item its fate."""
+        if not votes:
+            return
+        index = names.own_dated_index(PURPOSE, found.moment, monthly=True)
+        await catalog.install_own_templates(self._cluster, catalog.FEEDBACK_TEMPLATE)
+        try:
+            stored = await self._cluster.mget(
+                index, list(votes), source=["verdict"], timeout_s=self._cluster.request_timeout_s
+            )
+        except NotFound:
+            stored = [{"found": False}] * len(votes)
+        before = {
+            vote: entry["_source"]["verdict"]
+            for vote, entry in zip(votes, stored, strict=True)
+            if entry.get("found")
+        }
+        fresh = {vote: source for vote, (_, source) in votes.items() if before.get(vote) != source["verdict"]}
+        outcomes = await self._cluster.record([(index, vote, source) for vote, source in fresh.items()])
+        fates = dict(zip(fresh, outcomes, strict=True))
+        counted: dict[str, str] = {}
+        for vote, (position, source) in votes.items():
+            outcome = fates.get(vote)
+            id_ = source["document_id"]
+            if outcome is None:
+                items[position] = ItemResult(id=id_, status="unchanged")
+                continue
+            error = outcome.error("storing a vote")
+            if error is not None:
+                told = ItemError(type=error.code, detail=error.detail, remedy=error.remedy)
+                items[position] = ItemResult(id=id_, status="failed", error=told)
+            else:
+                items[position] = ItemResult(id=id_, status="updated" if vote in before else "created")
+                counted[id_] = source["verdict"]
+        if counted:
+            # The votes are stored; that the log shows them too is a convenience.
+            try:
+                await self._searches.mark(found.source["search_id"], counted)
+            except HalflifeError as error:
+                log.warning("a vote is stored, but not noted in the search log: %s", error.detail)
+
+    # --- ratings
+
+    async def ratings(self, collection: str, as_of: datetime | None) -> Ratings | None:
+        """Return the collection's ratings as of an instant (None: about now); None while they can't be had.
+
+        Waits for the cluster only where nothing was read yet, and then for half a second at most. Never raises.
+        """
+        known = self._known.get(collection)
+        if known is None:
+            known = self._known[collection] = _Known()
+            while len(self._known) > MOST_COLLECTIONS:
+                self._known.popitem(last=False)
+        self._known.move_to_end(collection)
+        settled_ms = (to_ms(self._now()) - SETTLED_MS) // EPOCH_MS * EPOCH_MS
+        wanted_ms = settled_ms if as_of is None else min(to_ms(as_of), settled_ms)
+        if wanted_ms in known.tables:
+            return known.tables[wanted_ms]
+        if known.read_until_ms < wanted_ms:
+            if known.reading is None or known.reading.done():
+                known.reading = self._spawn(self._read(collection, known, until_ms=settled_ms))
+            if as_of is None and known.tables:
+                # What the minute before gave, rather than a wait.
+                return known.tables[max(known.tables)]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_WAIT_S):
+                    await asyncio.shield(known.reading)
+            if known.read_until_ms < wanted_ms:
+                return None
+        return self._table(known, wanted_ms)
+
+    def _table(self, known: _Known, as_of_ms: int) -> Ratings:
+        if as_of_ms not in known.tables:
+            known.tables[as_of_ms] = rate(known.votes.values(), as_of_ms=as_of_ms)
+            while len(known.tables) > TABLES_KEPT:
+                known.tables.popitem(last=False)
+        return known.tables[as_of_ms]
+
+    async def _read(self, collection: str, known: _Known, *, until_ms: int) -> None:
+        """Read the votes since the last time; some twice, which their ids make harmless."""
+        async with known.lock:
+            since_ms = known.read_until_ms - SETTLED_MS if known.votes else None
+            try:
+                fresh = [vote async for vote in _votes(self._cluster, collection, since_ms=since_ms)]
+            except HalflifeError as error:
+                log.warning("the ratings of `%s` are not read: %s", collection, error.detail)
+                return
+            merged = {**known.votes, **dict(fresh)}
+            known.votes = merged if since_ms is None else _newest(merged)
+            known.read_until_ms = until_ms
+            # Computed here rather than by the search that wants it next.
+            self._table(known, until_ms)
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _sweep_on(self) -> None:
+        while True:
+            try:
+                await sweep(self._cluster, PURPOSE, keep_days=self._keep_days, now=self._now())
+            except HalflifeError as error:
+                log.warning("old votes are not deleted: %s", error.detail)
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+
+def _item(raw: Any, ranks: Mapping[str, int], taken: set[str]) -> FeedbackItem | ItemResult:
+    """Return the item, or its fate where it can't be a vote."""
+    id_ = raw.get("id") if isinstance(raw, dict) and isinstance(raw.get("id"), str) else None
+    try:
+        item = FeedbackItem.model_validate(raw)
+    except ValidationError as cause:
+        first = cause.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:64]
+        error = ItemError(
+            type="invalid-request",
+            detail=first["msg"].removeprefix("Value error, "),
+            field=where or None,
+            remedy="send {'id': …, 'verdict': 'clicked' | 'ignored' | 'helpful' | 'unhelpful'}",
+        )
+        shown = None if id_ is None else id_.encode(errors="replace").decode()[:512]
+        return ItemResult(id=shown, status="invalid", error=error)
+    if item.id in taken:
+        error = ItemError(type="invalid-request", detail="this id stands twice in `items`", field="id",
+                          remedy="send one verdict for each document")  # fmt: skip
+        return ItemResult(id=item.id, status="invalid", error=error)
+    if item.id not in ranks:
+        error = ItemError(type="not-found", detail="the search did not return this document", field="id",
+                          remedy="send ids of the hits of this very search (of its first 100)")  # fmt: skip
+        return ItemResult(id=item.id, status="not_found", error=error)
+    return item
+
+
+# --- reading votes -----------------------------------------------------------------------------------------------------
+
+
+async def _votes(
+    cluster: Cluster, collection: str, *, since_ms: int | None
+) -> AsyncIterator[tuple[str, Vote]]:
+    """Yield (id, vote), newest first, of one voter at most `MOST_PER_VOTER`, up to `MOST_VOTES` in all."""
+    by_voter: dict[tuple[str, str], int] = {}
+    given = 0
+    read = 0
+    async for source in pages(
+        cluster, ALIAS, _of(collection, since_ms), sort=[{"@timestamp": "desc"}, {"vote": "asc"}]
+    ):
+        read += 1
+        vote = Vote(
+            document=source["document_id"],
+            voter=source["voter"],
+            key=source["key_id"],
+            verdict=source["verdict"],
+            rank=source["rank"],
+            at_ms=to_ms(parse_instant(source["@timestamp"])),
+        )
+        voter = (vote.key, vote.voter)
+        by_voter[voter] = by_voter.get(voter, 0) + 1
+        if by_voter[voter] <= MOST_PER_VOTER:
+            yield source["vote"], vote
+            given += 1
+        if given >= MOST_VOTES or read >= MOST_READ:
+            return
+
+
+def _newest(votes: Mapping[str, Vote]) -> dict[str, Vote]:
+    if len(votes) <= MOST_VOTES:
+        return dict(votes)
+    ordered = sorted(votes.items(), key=lambda item: (-item[1].at_ms, item[0]))
+    return dict(ordered[:MOST_VOTES])
+
+
+def _of(collection: str, since_ms: int | None = None) -> Json:
+    clauses: list[Json] = [{"term": {"collection": collection}}]
+    if since_ms is not None:
+        clauses.append({"range": {"@timestamp": {"gte": since_ms, "format": "epoch_millis"}}})
+    return {"bool": {"filter": clauses}}
+
+
+async def pages(
+    cluster: Cluster, alias: str, query: Json, *, sort: list[Json], fields: list[str] | None = None
+) -> AsyncIterator[Json]:
+    """Yield the sources of all documents that match, page by page; none where the alias is not there."""
+    after: list[Any] | None = None
+    while True:
+        body: Json = {"size": PAGE, "query": query, "sort": sort, "track_total_hits": False}
+        if fields is not None:
+            body["_source"] = fields
+        if after is not None:
+            body["search_after"] = after
+        try:
+            answer = await cluster.search(
+                alias, body, timeout_s=cluster.request_timeout_s, doing=f"reading {alias}"
+            )
+        except NotFound:
+            return
+        hits = answer["hits"]["hits"]
+        for hit in hits:
+            yield hit["_source"]
+        if len(hits) < PAGE:
+            return
+        after = hits[-1]["sort"]
+
+
+# --- judgements -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedQuery:
+    """A question of the log and what its hits got: document id -> grade (0 not relevant, 1 relevant, 2 very)."""
+
+    hash: str
+    text: str
+    asked_at: datetime
+    grades: Mapping[str, int]
+
+
+GRADED_FROM: Final = 1.0
+"""Least weight of votes that makes a judgement."""
+
+
+async def judgements(cluster: Cluster, collection: str) -> AsyncIterator[JudgedQuery]:
+    """Yield the logged questions whose hits were voted on, with a grade for each document whose votes say enough.
+
+    Questions that are the same up to case and white space are one. A document is graded by the share of votes for it
+    among those that looked at it (a hit passed over low in the list counts little): 2 from 0.5 on where somebody called
+    it helpful, 1 from 0.5 on, else 0. Questions logged without their text are left out.
+    """
+    weights: dict[str, dict[str, dict[tuple[str, str], list[float]]]] = {}
+    praised: dict[str, set[str]] = {}
+    async for vote in pages(cluster, ALIAS, _of(collection), sort=[{"@timestamp": "asc"}, {"vote": "asc"}]):
+        question, document = vote["query_hash"], vote["document_id"]
+        by_voter = weights.setdefault(question, {}).setdefault(document, {})
+        mass = by_voter.setdefault((vote["key_id"], vote["voter"]), [0.0, 0.0])
+        if vote["verdict"] in POSITIVE:
+            mass[0] += 1
+        else:
+            mass[1] += passed_over(vote["rank"]) if vote["verdict"] == "ignored" else 1
+        if vote["verdict"] == "helpful":
+            praised.setdefault(question, set()).add(document)
+    texts: dict[str, tuple[str, datetime]] = {}
+    wanted = {"bool": {"filter": [{"term": {"collection": collection}}, {"exists": {"field": "votes"}}]}}
+    order: list[Json] = [{"@timestamp": "asc"}, {"search_id": "asc"}]
+    shown = ["query_hash", "query", "@timestamp"]
+    async for search in pages(cluster, SEARCHES, wanted, sort=order, fields=shown):
+        if search.get("query") and search["query_hash"] in weights:
+            texts[search["query_hash"]] = (search["query"], parse_instant(search["@timestamp"]))
+    for question, (text, asked_at) in sorted(texts.items()):
+        grades: dict[str, int] = {}
+        for document, by_voter in sorted(weights[question].items()):
+            shares = [(mass[0], mass[1], 1 / max(1.0, mass[0] + mass[1])) for mass in by_voter.values()]
+            positive = sum(a * share for a, _, share in shares)
+            negative = sum(b * share for _, b, share in shares)
+            if positive + negative < GRADED_FROM:
+                continue
+            good = positive / (positive + negative) >= 0.5
+            grades[document] = (2 if document in praised.get(question, ()) else 1) if good else 0
+        if grades:
+            yield JudgedQuery(question, text, asked_at, grades)

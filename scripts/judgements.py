@@ -1,0 +1,92 @@
+"""The command line `halflife judgements`: what the search log and its votes say, as a judged set for `halflife evaluate`."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scripts import reindexing
+from scripts.stack import data_folder
+
+if TYPE_CHECKING:
+    from app.feedback import JudgedQuery
+    from app.settings import Settings
+
+Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
+NOTHING = 1
+
+
+def register(command: Register) -> None:
+    """Make the command known; `command` is what registers one under a heading."""
+    command("Quality")(judgements)
+
+
+def judgements(
+    collection: reindexing.CollectionArgument,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Where the set is written; made if need be.", show_default=False
+        ),
+    ],
+    data: reindexing.DataOption = None,
+    as_json: reindexing.JsonOption = False,
+) -> int:
+    r"""Write the judgements that the search log's votes make.
+
+    Each logged question whose hits were voted on becomes a question with its time as `as_of`, each document whose votes
+    say enough a judgement: 2 where somebody called it helpful and at least half of those who looked are for it, 1 for the
+    latter alone, 0 for what was passed over. The log must hold the texts (HALFLIFE_SEARCH_LOG_TEXTS=true).
+
+    It speaks to the cluster that HALFLIFE_ELASTICSEARCH_URL names, else to the local stack's.
+
+    \b
+    Example:
+      halflife judgements handbook judged/
+      halflife evaluate judged/ --collection handbook
+
+    Exit codes: 0 written; 1 no question of this collection has judgements, or the cluster does not answer.
+    """
+    settings, _ = reindexing.read_settings(data_folder(data))
+    found = asyncio.run(_read(settings, collection))
+    questions, judged = len(found), write(found, folder)
+    if as_json:
+        typer.echo(json.dumps({"questions": questions, "judgements": judged, "folder": str(folder)}))
+    elif questions:
+        typer.echo(f"{questions} questions with {judged} judgements in {folder}.")
+    if not questions:
+        reindexing.say(
+            f"No logged question of '{collection}' has votes and its text: see HALFLIFE_SEARCH_LOG_RATE and …_TEXTS."
+        )
+    return 0 if questions else NOTHING
+
+
+def write(found: "list[JudgedQuery]", folder: Path) -> int:
+    """Write the questions and their grades as `halflife evaluate` reads them; return how many grades there are."""
+    from app.times import format_instant
+
+    questions: list[str] = []
+    grades = ["query\tdocument\tgrade"]
+    for each in found:
+        line = {"id": each.hash, "text": each.text, "as_of": format_instant(each.asked_at)}
+        questions.append(json.dumps(line, ensure_ascii=False))
+        grades += [f"{each.hash}\t{document}\t{grade}" for document, grade in each.grades.items()]
+    if found:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "queries.jsonl").write_text("\n".join(questions) + "\n", encoding="utf-8")
+        (folder / "qrels.tsv").write_text("\n".join(grades) + "\n", encoding="utf-8")
+    return len(grades) - 1
+
+
+async def _read(settings: "Settings", collection: str) -> "list[JudgedQuery]":
+    from app.feedback import judgements as read
+    from app.main import open_cluster
+
+    cluster = open_cluster(settings)
+    try:
+        return [each async for each in read(cluster, collection)]
+    finally:
+        await cluster.close()

@@ -1,0 +1,444 @@
+"""The search log and feedback on it: over real sockets and a real node, with the embedding far end stood in for."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx2
+import pytest
+from pydantic import SecretStr
+
+from app import catalog, names, searchlog
+from app.elastic import Cluster
+from app.errors import ClusterUnavailable
+from app.feedback import judgements
+from app.models import Collection, Search
+from app.searchlog import Asked, SearchLog, entry, index_of, marked, query_hash
+from app.settings import Settings
+from scripts.judged import read_set
+from scripts.judgements import write
+from tests.fakes import EmbeddingServer
+from tests.service import Running, serving
+
+pytestmark = pytest.mark.node
+DIMS = 16
+SECRET = b"the secret of the search log of these tests"
+
+
+@pytest.fixture(scope="module")
+def embedding() -> Iterator[EmbeddingServer]:
+    with EmbeddingServer(dims=DIMS) as server:
+        yield server
+
+
+def settings_for(node_url: str, embedding: EmbeddingServer, **more: Any) -> Settings:
+    return Settings(
+        elasticsearch_url=node_url,
+        elasticsearch_timeout_s=60,
+        embedding_base_url=embedding.base_url,
+        embedding_model="far-end",
+        embedding_dims=DIMS,
+        embedding_query_prefix="",
+        embedding_document_prefix="",
+        cursor_secret=SecretStr("a secret that outlives a restart"),
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def service(node_url: str, embedding: EmbeddingServer) -> Iterator[Running]:
+    with serving(settings_for(node_url, embedding, search_log_rate=1.0, search_log_texts=True)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(service: Running) -> httpx2.Client:
+    return service.client
+
+
+DOCUMENTS = [
+    {"id": f"leave-{n}", "title": f"Leave {n}", "text": f"carry over days of leave, rule {n}",
+     "creation_time": f"202{n}-01-02"}
+    for n in range(6)
+]  # fmt: skip
+
+
+@pytest.fixture
+def collection(client: httpx2.Client) -> Iterator[str]:
+    name = f"votes_{uuid.uuid4().hex[:10]}"
+    assert client.put(f"/v1/collections/{name}").status_code == 200
+    stored = client.post(
+        f"/v1/collections/{name}/documents", json={"documents": DOCUMENTS, "refresh": "wait_for"}
+    )
+    assert stored.json()["failed"] == 0, stored.text
+    yield name
+    client.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
+def ask(client: httpx2.Client, collection: str, **more: Any) -> dict[str, Any]:
+    answer = client.post("/v1/search", json={"collection": collection, "query": "carry over leave", **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def vote(client: httpx2.Client, search_id: str, *items: Any, **more: Any) -> httpx2.Response:
+    return client.post("/v1/feedback", json={"search_id": search_id, "items": list(items), **more})
+
+
+async def logged(cluster: Cluster, search_id: str) -> dict[str, Any]:
+    index = index_of(search_id)
+    assert index is not None
+    for _ in range(40):
+        try:
+            [found] = await cluster.mget(index, [search_id], timeout_s=30)
+        except Exception:  # noqa: BLE001 - the day's index is made with its first entry
+            found = {}
+        if found.get("found"):
+            return found["_source"]
+        await asyncio.sleep(0.25)
+    raise AssertionError(f"{search_id} was not logged")
+
+
+# --- the log
+
+
+async def test_a_search_is_logged_with_what_it_showed(client, collection, cluster):
+    answer = ask(client, collection, top_k=3, decay={"half_life": "365d"}, as_of="2026-06-30")
+    entry = await logged(cluster, answer["search_id"])
+    assert entry["collection"] == collection
+    assert entry["query"] == "carry over leave"
+    assert entry["status"] == "ok"
+    assert entry["results"] == 3
+    assert entry["top_k"] == 3
+    assert [hit["id"] for hit in entry["hits"]] == [hit["id"] for hit in answer["hits"]]
+    assert [hit["rank"] for hit in entry["hits"]] == [1, 2, 3]
+    assert entry["hit_ages_days"] == [hit["age_days"] for hit in answer["hits"]]
+    assert entry["hit_decays"] == [hit["decay"] for hit in answer["hits"]]
+    assert entry["decay"] == {"kind": "exp", "half_life_days": 365, "floor": 0.5, "field": "creation_time",
+                              "placement": "route"}  # fmt: skip
+    assert {route["name"]: route["status"] for route in entry["routes"]} == {"text": "ok", "vector": "ok"}
+    assert entry["routes"][0]["total"] == 6
+    assert set(entry["route_took_ms"]) == {"text", "vector"}
+    assert entry["request_id"]
+
+
+async def test_a_page_is_logged_with_its_ranks(client, collection, cluster):
+    first = ask(client, collection, top_k=2)
+    second = client.post("/v1/search", json={"cursor": first["cursor"]}).json()
+    assert second["search_id"] != first["search_id"]
+    entry = await logged(cluster, second["search_id"])
+    assert [hit["rank"] for hit in entry["hits"]] == [3, 4]
+    assert entry["first_rank"] == 3
+
+
+async def test_a_batch_is_logged_query_by_query(client, collection, cluster):
+    answer = client.post(
+        "/v1/search", json={"collection": collection, "queries": ["leave", {"query": "rule"}]}
+    )
+    told = [await logged(cluster, each["search_id"]) for each in answer.json()["results"]]
+    assert [entry["query"] for entry in told] == ["leave", "rule"]
+
+
+async def test_a_degraded_search_says_why(node_url, embedding, client, collection, cluster):
+    embedding.fault = None
+    with serving(
+        settings_for(node_url, embedding, search_log_rate=1.0, embedding_query_timeout_s=0.5)
+    ) as running:
+        embedding_url = embedding.base_url
+        assert embedding_url
+        answer = running.client.post(
+            "/v1/search", json={"collection": collection, "query": "rule 3", "query_vector": None}
+        ).json()
+        entry = await logged(cluster, answer["search_id"])
+    assert "query" not in entry  # texts are off unless asked for
+    assert entry["query_hash"] == query_hash("  RULE   3 ", _secret())
+    assert entry["query_chars"] == 6
+
+
+def _secret() -> bytes:
+    import hmac
+
+    return hmac.digest(b"a secret that outlives a restart", b"halflife search log", "sha256")
+
+
+def test_off_it_says_nothing(node_url, embedding, collection):
+    with serving(settings_for(node_url, embedding)) as running:
+        answer = ask(running.client, collection)
+        assert "search_id" not in answer
+        refused = vote(running.client, "20260101-abcdef", {"id": "leave-1", "verdict": "clicked"})
+    assert refused.status_code == 404
+    assert refused.json()["field"] == "search_id"
+
+
+class Clock:
+    def __init__(self, moment: datetime) -> None:
+        self.moment = moment
+
+    def __call__(self) -> datetime:
+        return self.moment
+
+
+def a_log(cluster: Cluster, **more: Any) -> SearchLog:
+    given: dict[str, Any] = {
+        "rate": 1.0, "with_text": False, "keep_days": 30, "secret": SECRET, "now": Clock(datetime.now(UTC)),
+        "chance": lambda: 0.5, "new_id": lambda: uuid.uuid4().hex[:24],
+    }  # fmt: skip
+    return SearchLog(cluster, **{**given, **more})
+
+
+def asked(**more: Any) -> Asked:
+    search = Search.model_validate({"collection": "handbook", "query": "leave", **more})
+    collection = Collection(
+        name="handbook", index="i", dims=3, similarity="cosine", declared={}, template_version=1
+    )
+    return Asked(search, collection)
+
+
+REFUSED = ClusterUnavailable("searching: no connection to leave", retry_after_s=1)
+
+
+def test_sampling_draws_each_search(cluster):
+    drawn = iter([0.1, 0.3, 0.2, 0.9])
+    log = a_log(cluster, rate=0.25, chance=lambda: next(drawn))
+    assert [log.note(asked(), REFUSED) is not None for _ in range(4)] == [True, False, True, False]
+
+
+def test_a_full_queue_drops_and_counts(cluster):
+    log = a_log(cluster, most_waiting=3)
+    assert [log.note(asked(), REFUSED) is not None for _ in range(5)] == [True, True, True, False, False]
+    assert log.figures.dropped == 2
+
+
+def test_a_failed_search_is_told_without_its_text():
+    told = entry(
+        asked(), REFUSED, search_id="20260101-a", moment=datetime(2026, 1, 1, tzinfo=UTC), secret=SECRET,
+        with_text=False,
+    )  # fmt: skip
+    assert told["status"] == "failed"
+    assert told["error"] == "elasticsearch-unavailable"
+    assert told["reasons"] == ["searching: no connection to …"]
+    assert "query" not in told
+
+
+async def test_an_unreachable_cluster_costs_entries_and_nothing_else():
+    nowhere = Cluster.connect(urls=["http://127.0.0.1:9"], request_timeout_s=1)
+    log = a_log(nowhere, interval_s=0.01)
+    assert log.note(asked(), REFUSED) is not None
+    with pytest.raises(ClusterUnavailable):
+        await log.flush()
+    assert log.figures.written == 0
+    await log.close(within_s=0.5)
+    assert log.figures.dropped == 1
+    await nowhere.close()
+
+
+async def test_old_days_go_and_others_stay(cluster):
+    await catalog.install_own_templates(cluster, *catalog.OWN_TEMPLATES)
+    now = datetime(2001, 3, 15, 12, tzinfo=UTC)  # days that no other test writes to
+    days = {
+        names.own_dated_index("searches", now - timedelta(days=age)): age for age in (0, 1, 30, 31, 32, 400)
+    }
+    for index in days:
+        await cluster.create_index(index, {})
+    month = names.own_dated_index("feedback", now, monthly=True)
+    await cluster.create_index(month, {})
+    try:
+        gone = await searchlog.sweep(cluster, "searches", keep_days=30, now=now)
+        assert sorted(gone) == sorted(index for index, age in days.items() if age > 30)
+        left = await cluster.resolve_index("halflife_searches-2001*")
+        assert sorted(left) == sorted(index for index, age in days.items() if age <= 30)
+        assert left[names.own_dated_index("searches", now)] == ["halflife_searches"]
+        assert month in await cluster.resolve_index("halflife_feedback-2001*")
+    finally:
+        rest = [*await cluster.resolve_index("halflife_searches-2001*"), month]
+        await cluster.delete_indices([index for index in rest if index in days or index == month])
+
+
+async def test_no_collection_is_seen_where_the_log_lies(cluster, client, collection):
+    await logged(cluster, ask(client, collection)["search_id"])
+    assert not [c for c in await catalog.list_collections(cluster) if c.name.startswith("searches")]
+    assert not await cluster.resolve_index(names.index_pattern("searches"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "2026013-abc", "20260231-abc", "20260131", "２０２６0131-a", "20260131-" + "a" * 64]
+)
+def test_what_is_no_search_id(text):
+    assert index_of(text) is None
+
+
+def test_an_id_tells_its_day():
+    assert index_of("20260131-abc") == "halflife_searches-2026.01.31"
+
+
+def test_marks_add_up():
+    source = {"hits": [{"id": "a", "rank": 1}, {"id": "b", "rank": 2}]}
+    once = marked(source, {"b": "clicked", "a": "ignored"})
+    twice = marked(once, {"a": "clicked"})
+    assert once == {**source, "clicked": ["b"], "ignored": ["a"], "votes": 2, "first_clicked_rank": 2}
+    assert twice == {**once, "clicked": ["a", "b"], "first_clicked_rank": 1}
+
+
+# --- votes
+
+
+async def test_votes_are_stored_once_and_noted(client, collection, cluster):
+    answer = ask(client, collection, top_k=3)
+    first, second, third = (hit["id"] for hit in answer["hits"])
+    given = [
+        {"id": second, "verdict": "clicked"},
+        {"id": first, "verdict": "ignored"},
+        {"id": "never-shown", "verdict": "clicked"},
+        {"id": third, "verdict": "loved"},
+        {"id": second, "verdict": "helpful"},
+        "not an object",
+    ]
+    told = vote(client, answer["search_id"], *given)
+    assert told.status_code == 200, told.text
+    body = told.json()
+    assert [item["status"] for item in body["items"]] == [
+        "created", "created", "not_found", "invalid", "invalid", "invalid",
+    ]  # fmt: skip
+    assert body["failed"] == 4
+    assert body["items"][3]["error"]["field"] == "verdict"
+    again = vote(client, answer["search_id"], given[0], {"id": first, "verdict": "clicked"}).json()
+    assert [item["status"] for item in again["items"]] == ["unchanged", "updated"]
+    other = vote(client, answer["search_id"], given[0], user="u-7").json()
+    assert other["items"][0]["status"] == "created"
+    entry = await logged(cluster, answer["search_id"])
+    assert entry["clicked"] == sorted([first, second])
+    assert entry["first_clicked_rank"] == 1
+    await cluster.refresh("halflife_feedback")
+    body = {"query": {"term": {"search_id": answer["search_id"]}}, "size": 10}
+    stored = (await cluster.search("halflife_feedback", body, timeout_s=30))["hits"]["hits"]
+    assert len(stored) == 3
+    by_voter = {(hit["_source"]["voter"], hit["_source"]["document_id"]): hit["_source"] for hit in stored}
+    assert by_voter[("anyone", second)]["rank"] == 2
+    assert "u-7" not in json.dumps(stored)
+
+
+def test_a_search_that_is_not_logged_is_refused(client):
+    for search_id in ("20260131-6f1d0c1a9b7e4f5d8a3b2c1d", "nonsense"):
+        told = vote(client, search_id, {"id": "a", "verdict": "clicked"})
+        assert told.status_code == 404
+        assert told.json()["remedy"]
+    assert vote(client, "*", {"id": "a", "verdict": "clicked"}).status_code == 422
+    assert vote(client, "20260131-a").status_code == 422
+
+
+async def fill(cluster: Cluster, collection: str, document: str, verdict: str, *, voters: int, rank: int = 1):
+    """Write votes of many keys, some minutes old so that they are settled."""
+    await catalog.install_own_templates(cluster, catalog.FEEDBACK_TEMPLATE)
+    moment = datetime.now(UTC) - timedelta(minutes=5)
+    index = names.own_dated_index("feedback", moment, monthly=True)
+    entries = []
+    for number in range(voters):
+        id_ = uuid.uuid4().hex
+        entries.append((index, id_, {
+            "@timestamp": moment.isoformat(), "searched_at": moment.isoformat(), "vote": id_,
+            "collection": collection, "search_id": "20260101-x", "query_hash": "q", "document_id": document,
+            "rank": rank, "verdict": verdict, "voter": f"v{number}", "key_id": f"k{number}",
+        }))  # fmt: skip
+    outcomes = await cluster.record(entries)
+    assert {outcome.fate for outcome in outcomes} == {"applied"}
+    await cluster.refresh("halflife_feedback")
+
+
+def ranked(client, collection, **more):
+    return ask(client, collection, routes=[{"kind": "text"}], **more)
+
+
+def with_ratings(client, collection, **more):
+    """Ask until the ratings are read: the first search waits for them for half a second at most."""
+    for _ in range(30):
+        answer = ranked(client, collection, **more)
+        if not answer["warnings"]:
+            return answer
+        time.sleep(0.2)
+    raise AssertionError(answer["warnings"])
+
+
+async def test_votes_lift_a_document_within_bounds(client, collection, cluster):
+    before = ranked(client, collection)
+    order = [hit["id"] for hit in before["hits"]]
+    await fill(cluster, collection, order[3], "clicked", voters=40)
+    await fill(cluster, collection, order[0], "unhelpful", voters=40)
+    off = ranked(client, collection)
+    assert [hit["id"] for hit in off["hits"]] == order
+    assert "feedback" not in off["hits"][0]
+    on = with_ratings(client, collection, feedback={"strength": 0.1})
+    told = {hit["id"]: hit for hit in on["hits"]}
+    lifted, lowered = told[order[3]], told[order[0]]
+    assert 1 < lifted["feedback"]["factor"] <= 1.1
+    assert lifted["feedback"]["clicked"] == lifted["feedback"]["voters"] == 40
+    assert 0.9 <= lowered["feedback"]["factor"] < 1
+    assert lifted["score"] == pytest.approx(lifted["fused_score"] * lifted["feedback"]["factor"])
+    assert on["hits"][0]["id"] == order[3]
+    assert [hit["score"] for hit in on["hits"]] == sorted((hit["score"] for hit in on["hits"]), reverse=True)
+    assert "feedback" not in told[order[1]]
+    why = client.post("/v1/why", json={
+        "collection": collection, "query": "carry over leave", "routes": [{"kind": "text"}],
+        "feedback": {"strength": 0.1}, "id": order[3],
+    }).json()  # fmt: skip
+    assert why["fused_rank"] == 1
+
+
+async def test_pages_keep_the_ratings_of_the_first(client, collection, cluster):
+    order = [hit["id"] for hit in ranked(client, collection)["hits"]]
+    await fill(cluster, collection, order[5], "clicked", voters=60)
+    whole = with_ratings(client, collection, feedback={"strength": 0.3})
+    pages, answer = [], with_ratings(client, collection, feedback={"strength": 0.3}, top_k=2)
+    while True:
+        pages += [hit["id"] for hit in answer["hits"]]
+        if answer["cursor"] is None:
+            break
+        await fill(cluster, collection, order[4], "clicked", voters=20)
+        answer = client.post("/v1/search", json={"cursor": answer["cursor"]}).json()
+    assert pages == [hit["id"] for hit in whole["hits"]]
+    assert pages[0] == order[5]
+
+
+async def test_a_profile_turns_it_on_and_a_request_off(client, collection, cluster):
+    order = [hit["id"] for hit in ranked(client, collection)["hits"]]
+    await fill(cluster, collection, order[2], "helpful", voters=60)
+    made = client.put(
+        f"/v1/collections/{collection}",
+        json={"profiles": {"voted": {"feedback": {"strength": 0.2}}}, "default_profile": "voted"},
+    )
+    assert made.status_code == 200, made.text
+    for _ in range(40):  # the catalog remembers a collection for some seconds
+        if ranked(client, collection)["hits"][0]["id"] == order[2]:
+            break
+        await asyncio.sleep(0.25)
+    assert ranked(client, collection)["hits"][0]["id"] == order[2]
+    assert ranked(client, collection, feedback="off")["hits"][0]["id"] == order[0]
+
+
+@pytest.mark.parametrize("strength", [0, 0.31, "much"])
+def test_a_strength_out_of_bounds_is_refused(client, collection, strength):
+    told = client.post(
+        "/v1/search", json={"collection": collection, "query": "x", "feedback": {"strength": strength}}
+    )
+    assert told.status_code == 422
+    assert told.json()["field"] == "feedback.strength"
+
+
+async def test_judgements_come_out_of_the_log(client, collection, cluster, tmp_path):
+    answer = ask(client, collection, query="carry over rule")
+    good, bad = answer["hits"][1]["id"], answer["hits"][0]["id"]
+    for user in ("a", "b"):
+        vote(client, answer["search_id"], {"id": good, "verdict": "helpful"},
+             {"id": bad, "verdict": "ignored"}, user=user)  # fmt: skip
+    silent = ask(client, collection, query="nobody judged this")
+    assert silent["search_id"]
+    await cluster.refresh("halflife_feedback")
+    await cluster.refresh("halflife_searches")
+    found = [each async for each in judgements(cluster, collection)]
+    assert [(each.text, dict(each.grades)) for each in found] == [("carry over rule", {good: 2, bad: 0})]
+    assert write(found, tmp_path / "judged") == 2
+    read = read_set(tmp_path / "judged")
+    assert [(each.text, each.grades) for each in read.questions] == [("carry over rule", {good: 2, bad: 0})]
