@@ -596,6 +596,9 @@ def test_every_openapi_example_runs_and_answers_as_described(client, collection)
                     if method == "put":
                         target = f"{collection}_{name}"
                     answer = client.request(method, path.replace("{collection}", target), json=value)
+                    if path == "/v1/feedback":
+                        problem(answer, 404, "search_id")  # an example can't know what was logged here
+                        continue
                     assert answer.status_code == 200, (path, name, answer.text)
                     schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
                     if "results" not in answer.json():
