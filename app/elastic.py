@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 import elastic_transport
+import jiter
 import numpy as np
 from elasticsearch import AsyncElasticsearch, UnsupportedProductError
 from elasticsearch.helpers import BulkIndexError, ScanError
@@ -41,6 +42,13 @@ _OLDEST = ".".join(map(str, OLDEST_VERSION))
 Json = dict[str, Any]
 Fate = Literal["applied", "superseded", "fenced", "full", "retry", "refused"]
 Method = Literal["GET", "POST", "PUT", "DELETE"]
+
+
+class _Json(elastic_transport.JsonSerializer):
+    """Reads answers in half the time of the standard library; an answer with a window's hits has some 40 KB."""
+
+    def json_loads(self, data: bytes) -> Any:
+        return jiter.from_json(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +183,7 @@ class Cluster:
                 connections_per_node=connections,
                 # A node that failed is tried again soon: half a minute is long where there are two of them.
                 max_dead_node_backoff=5.0,
+                serializers={_Json.mimetype: _Json()},
                 **options,
             )
         except (ValueError, OSError) as cause:

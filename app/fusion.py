@@ -191,23 +191,33 @@ class _Normalized(_Counted):
 
 
 def _sum(key: str, routes: Sequence[_Counted], *, within: int | None) -> Fused:
-    ranks = {route.name: route.ranks[key] for route in routes if key in route.ranks}
-    counted = {name: rank for name, rank in ranks.items() if within is None or rank <= within}
-    contributions = {route.name: route.contribution(counted.get(route.name)) for route in routes}
-    normalized = {route.name: route.normalized(counted.get(route.name)) for route in routes}
-    dates = [route.hits[route.ranks[key] - 1].created_ms for route in routes if key in route.ranks]
+    ranks: dict[str, int] = {}
+    contributions: dict[str, float] = {}
+    normalized: dict[str, float] = {}
+    best: int | None = None
+    created: int | None = None
+    for route in routes:
+        rank = route.ranks.get(key)
+        counted = None
+        if rank is not None:
+            ranks[route.name] = rank
+            date = route.hits[rank - 1].created_ms
+            if date is not None and (created is None or date > created):
+                created = date
+            if within is None or rank <= within:
+                counted = rank
+                if best is None or rank < best:
+                    best = rank
+        contributions[route.name] = route.contribution(counted)
+        value = route.normalized(counted)
+        if value is not None:
+            normalized[route.name] = value
+    assert best is not None, "a key to sum stands in a route"
     total = math.fsum(contributions.values())
     return Fused(
-        key,
-        score=total,
-        fused_score=total,
-        contributions=contributions,
-        ranks=ranks,
-        normalized={name: value for name, value in normalized.items() if value is not None},
-        best_rank=min(counted.values()),
-        created_ms=max((date for date in dates if date is not None), default=None),
-        beyond_window=within is None,
-    )
+        key=key, score=total, fused_score=total, contributions=contributions, ranks=ranks, normalized=normalized,
+        best_rank=best, created_ms=created, beyond_window=within is None,
+    )  # fmt: skip
 
 
 def _order(hit: Fused) -> tuple[float, int, bool, int, str]:

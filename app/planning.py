@@ -336,7 +336,7 @@ def _standing_filters(search: Search, *, origin_ms: int) -> list[dict[str, Any]]
 def route_query(
     plan: Plan,
     route: PlannedRoute,
-    vectors: Mapping[str, Sequence[float]],
+    vectors: Mapping[str, queries.Vector],
     *,
     depth: int,
     ids: Sequence[str] | None = None,
@@ -385,7 +385,7 @@ def route_query(
 def route_body(
     plan: Plan,
     route: PlannedRoute,
-    vectors: Mapping[str, Sequence[float]],
+    vectors: Mapping[str, queries.Vector],
     *,
     size: int,
     ids: Sequence[str] | None = None,
@@ -417,7 +417,7 @@ def docvalues(plan: Plan) -> list[dict[str, str]]:
     ]
 
 
-def measure_body(plan: Plan, vector: Sequence[float], *, ids: Sequence[str]) -> dict[str, Any]:
+def measure_body(plan: Plan, vector: queries.Vector, *, ids: Sequence[str]) -> dict[str, Any]:
     """Return the body that tells each of the documents' relevance and decay factor, exactly, whatever its rank."""
     near = queries.vector_query(vector, k=len(ids), num_candidates=len(ids), filters=[_ids(ids)])
     should = [queries.named(near, queries.RELEVANCE_NAME)]
@@ -429,58 +429,37 @@ def measure_body(plan: Plan, vector: Sequence[float], *, ids: Sequence[str]) -> 
 
 def fetch_body(
     plan: Plan,
-    vector: Sequence[float] | None,
+    vector: queries.Vector | None,
     *,
     ids: Sequence[str],
     with_embedding: bool,
     chunks: bool = False,
 ) -> dict[str, Any]:
-    """Return the body that brings the chosen documents with their best chunk (nearest, else best worded, else first)."""
+    """Return the body that brings the chosen documents with their best chunk.
+
+    With a vector that is the nearest (none where no chunk has a vector), without one the best worded, else the first.
+    `chunks`: hits are chunks, so that their nearest ones are told and their texts come with the document.
+    """
     search = plan.search
-    chunk_source = ["chunks.text", "chunks.start", "chunks.end"]
-    inner: dict[str, Any] = {"_source": {"includes": chunk_source}, "size": 1}
-    if with_embedding:
-        inner["_source"] = {"includes": [*chunk_source, fields.EMBEDDING]}
     words, _ = queries.lexical_words(search.query)
-    inner_size = CHUNKS_PER_DOCUMENT if chunks else 1
-    should: list[dict[str, Any]] = []
+    query: dict[str, Any] = {"bool": {"filter": [_ids(ids), *plan.filters]}}
+    inner: dict[str, Any] = {"_source": {"includes": _chunk_source(with_embedding)}, "size": 1}
     if vector is not None:
-        should.append(
-            queries.vector_query(
-                vector, k=len(ids), num_candidates=len(ids), filters=[_ids(ids)],
-                inner_hits={**inner, "name": "nearest", "size": inner_size},
-            )
-        )  # fmt: skip
-    else:
-        should.append(
-            {
-                "nested": {
-                    "path": fields.CHUNKS,
-                    "query": queries.chunk_words(words),
-                    "inner_hits": {**inner, "name": "worded", "size": inner_size},
-                }
-            }
+        # Inner hits are most of what this costs: one group of them, never two.
+        inner |= {"name": "nearest", "size": CHUNKS_PER_DOCUMENT if chunks else 1}
+        near = queries.vector_query(
+            vector, k=len(ids), num_candidates=len(ids), filters=[_ids(ids)], inner_hits=inner
         )
-    should.append(
-        {
-            "nested": {
-                "path": fields.CHUNKS,
-                "query": {"match_all": {}},
-                "score_mode": "none",
-                "inner_hits": {
-                    **inner,
-                    "name": "first",
-                    "sort": [{fields.CHUNK_START: "asc"}],
-                    "size": inner_size,
-                },
-            }
-        }
-    )
+        query["bool"]["should"] = [near]
+    elif not chunks:
+        any_chunk = {"match_all": {"boost": 0}}
+        inner |= {"name": "worded", "sort": [{"_score": "desc"}, {fields.CHUNK_START: "asc"}]}
+        best = {"bool": {"must": [any_chunk], "should": [queries.chunk_words(words)]}}
+        query["bool"]["should"] = [{"nested": {"path": fields.CHUNKS, "query": best, "inner_hits": inner}}]
     body: dict[str, Any] = {
         "size": len(ids),
-        "query": {"bool": {"filter": [_ids(ids), *plan.filters], "should": should}},
+        "query": query,
         "_source": {"excludes": _excluded(search, with_embedding=with_embedding)},
-        "version": True,
     }
     if with_embedding:
         # Elasticsearch reads this for the inner hits too, and only here.
@@ -489,6 +468,11 @@ def fetch_body(
         marks = search.highlight if isinstance(search.highlight, Highlight) else Highlight()
         body["highlight"] = queries.highlight(words, encoder=marks.encoder)
     return body
+
+
+def _chunk_source(with_embedding: bool) -> list[str]:
+    shown = [fields.CHUNK_TEXT, fields.CHUNK_START, fields.CHUNK_END]
+    return [*shown, fields.EMBEDDING] if with_embedding else shown
 
 
 def _excluded(search: Search, *, with_embedding: bool) -> list[str]:
@@ -511,8 +495,15 @@ def _ids(ids: Sequence[str]) -> dict[str, Any]:
 def read_route(plan: Plan, route: PlannedRoute, answer: Mapping[str, Any]) -> RouteAnswer:
     """Return one route's candidates in the cluster's order, duplicates dropped, ranks from 1."""
     hits = answer["hits"]["hits"]
-    listed = [entry for hit in hits for entry in _entries(plan, route, hit)]
-    if not plan.search.collapse:
+    seen: set[str] = set()
+    ranked: list[Candidate] = []
+    if plan.search.collapse:
+        for hit in hits:
+            if hit["_id"] not in seen:
+                seen.add(hit["_id"])
+                ranked.append(read_candidate(plan, route, hit, rank=len(ranked) + 1))
+    else:
+        listed = [entry for hit in hits for entry in _entries(plan, route, hit)]
         listed.sort(
             key=lambda c: (
                 -c.score,
@@ -521,12 +512,10 @@ def read_route(plan: Plan, route: PlannedRoute, answer: Mapping[str, Any]) -> Ro
                 c.chunk or 0,
             )
         )
-    seen: set[str] = set()
-    ranked: list[Candidate] = []
-    for candidate in listed:
-        if candidate.key not in seen:
-            seen.add(candidate.key)
-            ranked.append(replace(candidate, rank=len(ranked) + 1))
+        for candidate in listed:
+            if candidate.key not in seen:
+                seen.add(candidate.key)
+                ranked.append(replace(candidate, rank=len(ranked) + 1))
     return RouteAnswer(
         candidates=tuple(ranked),
         total=_total(plan, route, answer),
@@ -559,7 +548,7 @@ def _partial(answer: Mapping[str, Any]) -> str | None:
 def _entries(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> list[Candidate]:
     whole = read_candidate(plan, route, hit)
     inner = hit.get("inner_hits", {}).get(fields.CHUNKS)
-    if plan.search.collapse or inner is None:
+    if inner is None:
         return [whole]
     chunks = inner["hits"]["hits"]
     if not chunks:
@@ -581,17 +570,16 @@ def chunk_key(document_id: str, number: int) -> str:
     return f"{document_id}\0{number:08d}"
 
 
-def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> Candidate:
+def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any], *, rank: int = 0) -> Candidate:
     """Return the candidate of one hit; its factor is the quotient of the cluster's own two scores."""
-    values = hit.get("fields", {})
+    values = hit.get("fields") or {}
     names = hit.get("matched_queries") or {}
     score = float(hit["_score"])
     base = float(names.get(queries.BASE_NAME, score))
-    created = _date(values, fields.CREATION_TIME)
-    aged = _aged(plan.base_decay, values)
-    evergreen = bool(values.get(fields.EVERGREEN, [False])[0])
+    held = values.get(fields.EVERGREEN)
+    evergreen = bool(held[0]) if held else False
     factor: float | None = None
-    if route.decay is not None and plan.placement == "route":
+    if plan.placement == "route" and route.decay is not None:
         if base > 0:
             # The two are 32-bit floats, so that a factor of 1 can come out a little above it.
             factor = min(1.0, score / base)
@@ -602,16 +590,20 @@ def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> C
             )
     elif plan.placement == "fused":
         factor = names.get(queries.FACTOR_NAME)
-    salience = values.get(fields.SALIENCE, [None])[0]
+    salience = values.get(fields.SALIENCE)
     return Candidate(
-        key=hit["_id"], id=hit["_id"], rank=0, score=score, base=base, factor=factor, created_ms=created,
-        aged_ms=aged, evergreen=evergreen, salience=None if salience is None else float(salience),
+        key=hit["_id"], id=hit["_id"], rank=rank, score=score, base=base, factor=factor,
+        created_ms=_date(values, fields.CREATION_TIME), aged_ms=_aged(plan.base_decay, values), evergreen=evergreen,
+        salience=float(salience[0]) if salience else None,
     )  # fmt: skip
 
 
 def _aged(by: ResolvedDecay | None, values: Mapping[str, Any]) -> int | None:
-    names = decay.times_of(fields.CREATION_TIME if by is None else by.field)
-    return next((at for name in names if (at := _date(values, name)) is not None), None)
+    for name in decay.times_of(fields.CREATION_TIME if by is None else by.field):
+        at = _date(values, name)
+        if at is not None:
+            return at
+    return None
 
 
 def _date(values: Mapping[str, Any], name: str) -> int | None:

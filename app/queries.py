@@ -80,8 +80,12 @@ def text_query(words: str) -> dict[str, Any]:
     return {"bool": {"should": should, "minimum_should_match": 1}}
 
 
+Vector = Sequence[float] | str
+"""A query vector: its numbers, or base64 of them as big-endian 32-bit floats where the cluster takes that."""
+
+
 def vector_query(
-    vector: Sequence[float],
+    vector: Vector,
     *,
     k: int,
     num_candidates: int,
@@ -95,7 +99,7 @@ def vector_query(
     """
     knn: dict[str, Any] = {
         "field": fields.EMBEDDING,
-        "query_vector": list(vector),
+        "query_vector": vector if isinstance(vector, str) else list(vector),
         "k": k,
         "num_candidates": max(k, num_candidates),
     }

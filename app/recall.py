@@ -7,11 +7,13 @@ answers. A failing part is noted on the run, not raised, so that the rest can an
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app import names
+import numpy as np
+
+from app import names, queries
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorExpired, EmbedderUnavailable, HalflifeError, SchemaMismatch, Unavailable
@@ -33,7 +35,8 @@ class Run:
     offset: int
     deadline: float
     pit: str | None
-    vectors: dict[str, list[float]] = field(default_factory=dict)
+    vectors: dict[str, queries.Vector] = field(default_factory=dict)
+    """Text -> its vector at length one, as the cluster takes it."""
     answers: dict[str, RouteAnswer] = field(default_factory=dict)
     tails: dict[int, dict[str, RouteAnswer]] = field(default_factory=dict)
     statuses: dict[str, RouteStatus] = field(default_factory=dict)
@@ -89,41 +92,56 @@ async def recall(
     """
     if not live:
         return None
+    unpinned = [run for run in live if run.pit is None and run.plan.search.paging]
+    opening: asyncio.Task[str] | None = None
+    if unpinned:
+        alias = names.read_alias(live[0].plan.collection.name)
+        opening = asyncio.create_task(
+            cluster.open_pit(alias, keep_alive_s=PIT_KEEP_ALIVE_S, timeout_s=longest(live))
+        )
     embedding = asyncio.create_task(
-        _embed(live, embedder=embedder, within_s=min(embed_within_s, longest(live) / 2))
+        _embed(live, cluster=cluster, embedder=embedder, within_s=min(embed_within_s, longest(live) / 2))
     )
     asking: list[asyncio.Task[None]] = []
-    opened: str | None = None
     try:
-        if any(run.pit is None and run.plan.search.paging for run in live):
-            alias = names.read_alias(live[0].plan.collection.name)
-            opened = await cluster.open_pit(alias, keep_alive_s=PIT_KEEP_ALIVE_S, timeout_s=longest(live))
-            for run in live:
-                if run.pit is None and run.plan.search.paging:
-                    run.pit = opened
         asks = [
             _Ask(run, route, tail)
             for run in live
             for route in run.plan.routes
             for tail in (None, *run.plan.tails)
         ]
-        early: list[_Ask] = []
-        # One turn of the loop: vectors that are given or remembered need no more, and then one request asks for all.
+        # One turn of the loop: vectors that are given need no more, and the request for the point in time is out.
         await asyncio.sleep(0)
-        if not embedding.done():
-            early = [ask for ask in asks if not _waits(ask)]
-        asking.append(asyncio.create_task(_ask(early, cluster=cluster, request_id=request_id)))
+        # While the cluster opens it, the bodies are made.
+        bodies = {ask: _body(ask) for ask in asks if _ready(ask)}
+        if opening is not None:
+            pit = await opening
+            for run in unpinned:
+                run.pit = pit
+        # What can't be asked yet doesn't hold up the rest; where nothing is missing one request asks for all.
+        early = [] if embedding.done() else [ask for ask in asks if not _waits(ask)]
+        if early:
+            asking.append(
+                asyncio.create_task(_ask(early, bodies=bodies, cluster=cluster, request_id=request_id))
+            )
         await embedding
         late = [ask for ask in asks if ask not in early and _ready(ask)]
-        asking.append(asyncio.create_task(_ask(late, cluster=cluster, request_id=request_id)))
+        asking.append(asyncio.create_task(_ask(late, bodies=bodies, cluster=cluster, request_id=request_id)))
         await asyncio.gather(*asking)
     except BaseException:
         for task in (embedding, *asking):
             task.cancel()
-        if opened is not None:
-            in_background(cluster.close_pit(opened))
+        if opening is not None:
+            in_background(_close_when_open(opening, cluster=cluster))
         raise
-    return opened
+    return None if opening is None else opening.result()
+
+
+async def _close_when_open(opening: "asyncio.Task[str]", *, cluster: Cluster) -> None:
+    """Close the point in time that nobody will use; one that could not be opened is no one's."""
+    await asyncio.wait([opening])
+    if not opening.cancelled() and opening.exception() is None:
+        await cluster.close_pit(opening.result())
 
 
 def _waits(ask: _Ask) -> bool:
@@ -137,19 +155,19 @@ def _ready(ask: _Ask) -> bool:
     return not ask.route.needs_vector or ask.route.text in run.vectors
 
 
-async def _embed(live: list[Run], *, embedder: Embedder, within_s: float) -> None:
+async def _embed(live: list[Run], *, cluster: Cluster, embedder: Embedder, within_s: float) -> None:
     """Give each run its vectors: one call for all texts; a failure marks the routes that needed them."""
     texts: dict[str, None] = {}
     for run in live:
         given = run.plan.search.query_vector
         if given is not None:
-            run.vectors[run.plan.search.query] = _unit(given)
+            run.vectors[run.plan.search.query] = cluster.query_vector(_unit(given))
         texts.update(dict.fromkeys(text for text in run.plan.texts_to_embed() if text not in run.vectors))
     if not texts:
         return
     ordered = list(texts)
     failures: dict[str, HalflifeError] = {}
-    vectors: dict[str, list[float]] = {}
+    vectors: dict[str, np.ndarray] = {}
     truncated: set[str] = set()
     try:
         embedded = await embedder.embed_queries(ordered, deadline_s=within_s)
@@ -161,7 +179,7 @@ async def _embed(live: list[Run], *, embedder: Embedder, within_s: float) -> Non
             if vector is None:
                 failures[text] = embedded.errors[position]
             else:
-                vectors[text] = _unit(vector.tolist())
+                vectors[text] = _unit(vector)
             if position in embedded.truncated:
                 truncated.add(text)
     for run in live:
@@ -185,7 +203,7 @@ async def _embed(live: list[Run], *, embedder: Embedder, within_s: float) -> Non
                     ),
                 )
             elif text in vectors:
-                run.vectors[text] = vectors[text]
+                run.vectors[text] = cluster.query_vector(vectors[text])
             elif text in failures:
                 _without_vector(run, text, failures[text])
             if text in truncated:
@@ -194,10 +212,10 @@ async def _embed(live: list[Run], *, embedder: Embedder, within_s: float) -> Non
                 )
 
 
-def _unit(vector: Sequence[float]) -> list[float]:
+def _unit(vector: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return the vector at length one: dot_product refuses others, and in l2_norm they would mean something else."""
-    length = math.hypot(*vector)
-    return [x / length for x in vector]
+    wide = np.asarray(vector, dtype=np.float64)
+    return wide / math.hypot(*wide.tolist())
 
 
 def _without_vector(run: Run, text: str, error: HalflifeError) -> None:
@@ -216,14 +234,22 @@ def _without_vector(run: Run, text: str, error: HalflifeError) -> None:
             run.statuses[route.name] = RouteStatus(status="failed", reason=error.detail)
 
 
-async def _ask(asks: Sequence[_Ask], *, cluster: Cluster, request_id: str | None) -> None:
+def _body(ask: _Ask) -> dict[str, Any]:
+    plan = ask.run.plan
+    return route_body(plan, ask.route, ask.run.vectors, size=ask.tail or plan.window)
+
+
+async def _ask(
+    asks: Sequence[_Ask],
+    *,
+    bodies: Mapping[_Ask, dict[str, Any]],
+    cluster: Cluster,
+    request_id: str | None,
+) -> None:
+    """Ask for the lists in one request; `bodies` are those that were made ahead."""
     if not asks:
         return
-    searches = []
-    for ask in asks:
-        plan = ask.run.plan
-        body = route_body(plan, ask.route, ask.run.vectors, size=ask.tail or plan.window)
-        searches.append(located(ask.run, body, share=ROUTE_SHARE))
+    searches = [located(ask.run, bodies.get(ask) or _body(ask), share=ROUTE_SHARE) for ask in asks]
     # The cluster is to end a slow route by itself, with what it has; the connection waits a little longer.
     timeout_s = longest([ask.run for ask in asks]) * ROUTE_SHARE + GRACE_S
     try:

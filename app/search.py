@@ -332,41 +332,81 @@ async def _search_all(
     )
 
 
+Found = dict[str, dict[str, Any]]
+"""Key of a hit -> its document as the cluster gave it."""
+
+
 async def _fetch(
     wanted: Sequence[tuple[Run, list[Placed]]], *, doors: Doors, caller: Caller
-) -> dict[int, dict[str, dict[str, Any]] | HalflifeError]:
+) -> dict[int, Found | HalflifeError]:
     """Return each run's documents by key, all in one request; a document gone meanwhile is left out."""
-    results: dict[int, dict[str, dict[str, Any]] | HalflifeError] = {id(run): {} for run, _ in wanted}
-    asked = [(run, placed, part) for run, placed in wanted for part in _portions(item.id for item in placed)]
-    searches = []
-    for run, _, part in asked:
-        search = run.plan.search
-        body = fetch_body(
-            run.plan,
-            _passage_vector(run),
-            ids=part,
-            with_embedding=search.include_embedding or needs_embeddings(run.plan),
-            chunks=not search.collapse,
-        )
-        searches.append((run, body))
-    answers = await _search_all(searches, doors=doors, caller=caller)
-    for (run, placed, part), answer in zip(asked, answers, strict=True):
+    results: dict[int, Found | HalflifeError] = {id(run): {} for run, _ in wanted}
+    asked = [
+        (run, placed, _passage_vector(run), part)
+        for run, placed in wanted
+        for part in _portions(item.id for item in placed)
+    ]
+    answers = await _documents(
+        [(run, vector, part) for run, _, vector, part in asked], doors=doors, caller=caller
+    )
+    bare: list[tuple[Run, list[Placed], list[str]]] = []
+    for (run, placed, vector, part), answer in zip(asked, answers, strict=True):
         found = results[id(run)]
         if isinstance(answer, HalflifeError) or isinstance(found, HalflifeError):
             results[id(run)] = answer if isinstance(answer, HalflifeError) else found
             continue
         by_id = {hit["_id"]: hit for hit in answer["hits"]["hits"]}
         found.update((item.key, by_id[item.id]) for item in placed if item.id in by_id)
+        if vector is not None and run.plan.search.collapse:
+            vectorless = [id_ for id_, hit in by_id.items() if not _passages(hit)]
+            if vectorless:
+                bare.append((run, placed, vectorless))
         if len(by_id) < len(part):
             if answer.get("_shards", {}).get("failed") or answer.get("timed_out"):
                 reason = "some hits could not be read from their shard and are missing"
                 run.degrade(reason, Unavailable(reason, retry_after_s=1))
             else:
                 run.warnings.append("some hits were changed while this search ran and are left out")
+    # Documents without a vector are few: they alone are asked for once more, for the chunk that the words fit best.
+    answers = await _documents([(run, None, ids) for run, _, ids in bare], doors=doors, caller=caller)
+    for (run, placed, _), answer in zip(bare, answers, strict=True):
+        found = results[id(run)]
+        if isinstance(answer, HalflifeError) or isinstance(found, HalflifeError):
+            results[id(run)] = answer if isinstance(answer, HalflifeError) else found
+            continue
+        by_id = {hit["_id"]: hit for hit in answer["hits"]["hits"]}
+        found.update((item.key, by_id[item.id]) for item in placed if item.id in by_id)
     return results
 
 
-def _passage_vector(run: Run) -> list[float] | None:
+async def _documents(
+    asked: Sequence[tuple[Run, queries.Vector | None, list[str]]], *, doors: Doors, caller: Caller
+) -> Sequence[dict[str, Any] | HalflifeError]:
+    """Return the cluster's answers about the documents of these ids, with the chunk that fits each best."""
+    return await _search_all(
+        [
+            (
+                run,
+                fetch_body(
+                    run.plan,
+                    vector,
+                    ids=ids,
+                    with_embedding=run.plan.search.include_embedding or needs_embeddings(run.plan),
+                    chunks=not run.plan.search.collapse,
+                ),
+            )
+            for run, vector, ids in asked
+        ],
+        doors=doors,
+        caller=caller,
+    )
+
+
+def _passages(hit: Mapping[str, Any]) -> bool:
+    return any(group["hits"]["hits"] for group in hit.get("inner_hits", {}).values())
+
+
+def _passage_vector(run: Run) -> queries.Vector | None:
     """Return the vector that finds each document's best chunk; None where the cluster just refused it in a route."""
     for route in run.plan.routes:
         status = run.statuses.get(route.name)

@@ -31,8 +31,11 @@ class Placed:
     fused_score: float
     created_ms: int | None
     factor: float | None
-    routes: dict[str, RouteHit]
     evergreen: bool
+    fused: fusion.Fused
+    held: Mapping[str, Candidate]
+    """Route -> the candidate in its list."""
+    decayed_in_routes: bool
     tail: bool = False
     """Held only by the lists of a page longer than the window: no stage may let it change the head."""
     aged: bool = True
@@ -64,6 +67,31 @@ def rated(plan: Plan, order: list[Placed]) -> list[Placed]:
     for item in tail:
         item.score = min(item.score, head[-1].score) if head else item.score
     return head + tail
+
+    @property
+    def routes(self) -> dict[str, RouteHit]:
+        """What each route gave it. Made when asked for: of a window of hundreds only a page is shown."""
+        told = self.fused
+        contributions = told.contributions if self.additive is None else {}
+        routes = {
+            name: RouteHit(
+                rank=told.ranks.get(name, part.rank),
+                score=part.base,
+                decay=part.factor if self.decayed_in_routes else None,
+                decayed_score=part.score,
+                contribution=contributions.get(name, 0.0),
+                normalized=told.normalized.get(name),
+            )
+            for name, part in self.held.items()
+        }
+        for name, normalized in told.normalized.items():
+            if name not in routes:
+                routes[name] = RouteHit(
+                    rank=None, score=None, decay=None, decayed_score=None,
+                    contribution=told.contributions.get(name, 0.0), normalized=normalized,
+                    note="not in its list: counted as the least in the window",
+                )  # fmt: skip
+        return routes
 
 
 def fuse(
@@ -141,28 +169,11 @@ def _place(
     terms: dict[str, float] | None,
 ) -> Placed:
     candidate = next(iter(held.values()))
-    routes = {
-        name: RouteHit(
-            rank=item.ranks.get(name, part.rank),
-            score=part.base,
-            decay=part.factor if plan.placement == "route" else None,
-            decayed_score=part.score,
-            contribution=0.0 if terms is not None else item.contributions.get(name, 0.0),
-            normalized=item.normalized.get(name),
-        )
-        for name, part in held.items()
-    }
-    for name, normalized in item.normalized.items():
-        if name not in routes:
-            routes[name] = RouteHit(
-                rank=None, score=None, decay=None, decayed_score=None, contribution=item.contributions.get(name, 0.0),
-                normalized=normalized, note="not in its list: counted as the least in the window",
-            )  # fmt: skip
     return Placed(
         key=item.key, id=candidate.id, chunk=candidate.chunk, score=item.score,
         fused_score=item.score if terms is not None else item.fused_score,
-        created_ms=candidate.created_ms, factor=factor, routes=routes, evergreen=candidate.evergreen,
-        aged=candidate.aged_ms is not None, additive=terms,
+        created_ms=candidate.created_ms, factor=factor, evergreen=candidate.evergreen, fused=item, held=held,
+        decayed_in_routes=plan.placement == "route", aged=candidate.aged_ms is not None, additive=terms,
     )  # fmt: skip
 
 
@@ -205,9 +216,9 @@ def needs_embeddings(plan: Plan) -> bool:
 
 
 def passage_of(item: Placed, hit: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """Return the hit's chunk: number, text, start, end, relevance, embedding; the nearest, worded or first one."""
+    """Return the hit's chunk: number, text, start, end, relevance, embedding; the nearest or best worded one."""
     inner = hit.get("inner_hits", {})
-    for name in ("nearest", "worded", "first"):
+    for name in ("nearest", "worded"):
         for chunk in inner.get(name, {}).get("hits", {}).get("hits", []):
             number = chunk["_nested"]["offset"]
             if item.chunk is not None and (name != "nearest" or number != item.chunk):

@@ -553,13 +553,6 @@ def test_ids_confine_a_route() -> None:
     }
 
 
-def first(source: dict[str, Any], size: int = 1) -> dict[str, Any]:
-    inner = {"_source": source, "size": size, "name": "first", "sort": [{"chunks.start": "asc"}]}
-    return {
-        "nested": {"path": "chunks", "query": {"match_all": {}}, "score_mode": "none", "inner_hits": inner}
-    }
-
-
 CHUNK = {"includes": ["chunks.text", "chunks.start", "chunks.end"]}
 CHUNK_AND_VECTOR = {"includes": ["chunks.text", "chunks.start", "chunks.end", "chunks.embedding"]}
 WORDED = {
@@ -581,41 +574,31 @@ def test_fetch_body_with_a_vector() -> None:
         "query": {
             "bool": {
                 "filter": [only, *STANDING],
-                "should": [
-                    near([only], k=2, inner_hits={"_source": CHUNK, "size": 1, "name": "nearest"}),
-                    first(CHUNK),
-                ],
+                "should": [near([only], k=2, inner_hits={"_source": CHUNK, "size": 1, "name": "nearest"})],
             }
         },
         "_source": {"excludes": ["chunks", "text", "declared"]},
-        "version": True,
     }
 
 
 def test_fetch_body_without_a_vector_with_everything_asked_for() -> None:
     only = {"ids": {"values": ["both"]}}
     plan = plan_of(forced=[TENANT], filter={"lang": "en"}, highlight=True, neighbours=2)
-    assert fetch_body(plan, None, ids=["both"], with_embedding=True, chunks=True) == {
+    any_chunk = {"bool": {"must": [{"match_all": {"boost": 0}}], "should": [WORDED]}}
+    best = {
+        "_source": CHUNK_AND_VECTOR, "size": 1, "name": "worded", "sort": [{"_score": "desc"}, {"chunks.start": "asc"}],
+    }  # fmt: skip
+    assert fetch_body(plan, None, ids=["both"], with_embedding=True) == {
         "size": 1,
         "query": {
             "bool": {
                 "filter": [only, TENANT, *STANDING, LANG],
-                "should": [
-                    {
-                        "nested": {
-                            "path": "chunks",
-                            "query": WORDED,
-                            "inner_hits": {"_source": CHUNK_AND_VECTOR, "size": 20, "name": "worded"},
-                        }
-                    },
-                    first(CHUNK_AND_VECTOR, 20),
-                ],
+                "should": [{"nested": {"path": "chunks", "query": any_chunk, "inner_hits": best}}],
             }
         },
         "_source": {
             "excludes": ["chunks.text", "chunks.hash", "chunks.embedding", "declared"], "exclude_vectors": False,
         },
-        "version": True,
         "highlight": {
             "type": "unified",
             "encoder": "html",
@@ -633,6 +616,22 @@ def test_fetch_body_without_a_vector_with_everything_asked_for() -> None:
             },
         },
     }  # fmt: skip
+
+
+def test_fetch_body_of_chunks() -> None:
+    """Their texts come with the document, which may show any of them; the nearest ones tell their relevance."""
+    only = {"ids": {"values": ["both"]}}
+    plan = plan_of(collapse=False)
+    nearest = {"_source": CHUNK, "size": 20, "name": "nearest"}
+    assert fetch_body(plan, VECTORS["carry over"], ids=["both"], with_embedding=False, chunks=True) == {
+        "size": 1,
+        "query": {
+            "bool": {"filter": [only, *STANDING], "should": [near([only], k=1, inner_hits=nearest)]},
+        },
+        "_source": {"excludes": ["chunks.hash", "declared", "text", "chunks.embedding"]},
+    }
+    unseen = fetch_body(plan, None, ids=["both"], with_embedding=False, chunks=True)
+    assert unseen["query"] == {"bool": {"filter": [only, *STANDING]}}
 
 
 def test_measure_body() -> None:
@@ -682,8 +681,8 @@ async def test_node_fetch_and_measure(cluster: Cluster, corpus: Collection) -> N
         "text": ["<em>carry over</em>"],
     }
     assert "chunks" not in fetched["both"]["_source"]
-    assert worded["near"]["inner_hits"]["worded"]["hits"]["hits"] == []
-    assert len(worded["near"]["inner_hits"]["first"]["hits"]["hits"]) == 1
+    [first] = worded["near"]["inner_hits"]["worded"]["hits"]["hits"]
+    assert (first["_nested"]["offset"], first["sort"]) == (0, [0.0, 0]), "no word fits: the first chunk"
     assert "embedding" not in worded["both"]["inner_hits"]["worded"]["hits"]["hits"][0]["_source"]
     told_ = {name: hit["matched_queries"] for name, hit in measured.items()}
     assert told_["both"]["relevance"] == pytest.approx(1.0)
