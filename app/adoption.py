@@ -414,7 +414,7 @@ class Adopter:
             )
 
     async def _again(self, do: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(do, budget_s=self._patience_s)
+        return await patiently(do, budget_s=self._patience_s, cluster=self._cluster)
 
 
 def _at(source: Mapping[str, Any], path: str) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from app import fields
 from app.elastic import BulkAction, Cluster
 from app.errors import ClusterUnavailable, CursorExpired, Unavailable
+from app.guarding import repeating
 
 Json = dict[str, Any]
 Hit = dict[str, Any]
@@ -27,16 +28,24 @@ KEEP_ALIVE_S: Final = 300.0
 READ_TIMEOUT_S: Final = 30.0
 
 
-async def patiently(do: Callable[[], Awaitable[T]], *, budget_s: float) -> T:
-    """Do something that may be repeated, again while the cluster is unavailable and the budget lasts."""
+async def patiently(do: Callable[[], Awaitable[T]], *, budget_s: float, cluster: Cluster | None = None) -> T:
+    """Do something that may be repeated, again while the cluster is unavailable and the budget lasts.
+
+    With the cluster, within its retry budget.
+    """
     loop = asyncio.get_running_loop()
     until = loop.time() + budget_s
     pause_s = 0.05
+    again = False
     while True:
         try:
-            return await do()
+            with repeating(again):
+                return await do()
         except Unavailable:
             if loop.time() >= until:
+                raise
+            again = cluster is not None
+            if cluster is not None and not await cluster.turn_to_retry(until=until):
                 raise
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
         pause_s = min(2.0, pause_s * 2)
@@ -91,7 +100,8 @@ async def pages(
                 pit, size = None, max(8, size // 2)
                 place = None if foreign else place
                 until = until or loop.time() + budget_s
-                if loop.time() > until:
+                refused = isinstance(error, Unavailable)
+                if loop.time() > until or (refused and not await cluster.turn_to_retry(until=until)):
                     raise ClusterUnavailable(f"reading {index}: {error.detail}") from error
                 await asyncio.sleep(pause_s)
                 pause_s = min(2.0, pause_s * 2)
@@ -131,6 +141,7 @@ async def fill(cluster: Cluster, actions: Sequence[BulkAction], *, budget_s: flo
             outcomes = await patiently(
                 lambda part=part: cluster.bulk(part, timeout_s=timeout_s),  # type: ignore[misc]
                 budget_s=budget_s,
+                cluster=cluster,
             )
             for action, outcome in zip(part, outcomes, strict=True):
                 match outcome.fate:
@@ -147,7 +158,7 @@ async def fill(cluster: Cluster, actions: Sequence[BulkAction], *, budget_s: flo
                         assert error is not None
                         raise error
         if again:
-            if loop.time() > until:
+            if loop.time() > until or not await cluster.turn_to_retry(until=until):
                 raise ClusterUnavailable("filling an index: the cluster is overloaded")
             await asyncio.sleep(pause_s)
             pause_s = min(2.0, pause_s * 2)
@@ -173,6 +184,7 @@ async def versions(cluster: Cluster, index: str, ids: Sequence[str], *, budget_s
                 index, part, source=False, timeout_s=cluster.request_timeout_s
             ),
             budget_s=budget_s,
+            cluster=cluster,
         )
         found |= {entry["_id"]: entry["_version"] for entry in entries if entry.get("found")}
     return found

@@ -1,14 +1,16 @@
 """The door to Elasticsearch: the only importer of its client, and the one place that translates its errors.
 
 Async only. No retries of writes (who owns the version retries with the same one); a read is tried once more, on
-another node, when a connection fails. Every call has a timeout. Document ids travel in bodies only: in a path `..`
-or an empty id would reach the whole index. No query is built here.
+another node, when a connection fails. Every call has a timeout, a place in the pool and the breaker's leave. Document
+ids travel in bodies only: in a path `..` or an empty id would reach the whole index. No query is built here.
 """
 
+import asyncio
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
 from urllib.parse import quote, urlencode, urlsplit
@@ -19,6 +21,8 @@ import numpy as np
 from elasticsearch import AsyncElasticsearch, UnsupportedProductError
 from elasticsearch.helpers import BulkIndexError, ScanError
 
+from app import observing
+from app.breaker import Outcome
 from app.errors import (
     ClusterRejected,
     ClusterUnavailable,
@@ -30,6 +34,7 @@ from app.errors import (
     StorageFull,
 )
 from app.fields import EMBEDDING
+from app.guarding import HANG_S, Call, Guard
 
 OLDEST_VERSION = (9, 0)
 """The client speaks to this major version; what a minor version lacks is seen to below."""
@@ -124,9 +129,22 @@ class BulkOutcome:
 class Cluster:
     """A connection to one Elasticsearch cluster, through any number of its nodes."""
 
-    def __init__(self, client: AsyncElasticsearch, *, urls: Sequence[str], request_timeout_s: float) -> None:
+    def __init__(
+        self,
+        client: AsyncElasticsearch,
+        *,
+        urls: Sequence[str],
+        request_timeout_s: float,
+        connections: int = 20,
+        pool_wait_s: float = 2.0,
+    ) -> None:
         self._client = client
-        self._timed: dict[tuple[bool, float], AsyncElasticsearch] = {}
+        places = connections * max(1, len(urls))
+        self.guard = Guard("elasticsearch", places=places, error=_not_sent)
+        # A load of slow writes must leave places to searches.
+        self._write_places = asyncio.Semaphore(max(1, places - places // 4))
+        self._pool_wait_s = pool_wait_s
+        self._timed: dict[float, AsyncElasticsearch] = {}
         self.urls = tuple(urls)
         """The nodes' addresses without passwords."""
         self.release: tuple[int, int] | None = None
@@ -145,8 +163,11 @@ class Cluster:
         verify_certs: bool = True,
         request_timeout_s: float = 10.0,
         connections: int = 20,
+        pool_wait_s: float = 2.0,
     ) -> Self:
         """Make the client; nothing is sent yet. `connections` are kept per node; more requests than that wait.
+
+        They wait at most `pool_wait_s`, then fail as ClusterUnavailable. Writes hold at most three quarters of them.
 
         A URL without a port means 443 for https and 9200 for http. Raises InvalidRequest for settings that contradict
         each other or can't be read. Call inside the event loop that uses it.
@@ -191,7 +212,13 @@ class Cluster:
                 f"the settings of the connection to Elasticsearch can't be used: {cause}",
                 remedy="give addresses such as https://search.example:9200, and a CA file that exists",
             ) from cause
-        return cls(client, urls=[_without_password(url) for url in full], request_timeout_s=request_timeout_s)
+        return cls(
+            client,
+            urls=[_without_password(url) for url in full],
+            request_timeout_s=request_timeout_s,
+            connections=connections,
+            pool_wait_s=pool_wait_s,
+        )
 
     async def close(self) -> None:
         """Close all connections; closing twice is harmless."""
@@ -200,9 +227,9 @@ class Cluster:
     # --- the cluster
 
     async def info(self, *, timeout_s: float | None = None) -> ClusterInfo:
-        """Return which cluster answers."""
+        """Return which cluster answers; asked past pool and breaker, so that a recovery shows."""
         answer = await self._read(
-            "GET", "/", doing="asking Elasticsearch for its version", timeout_s=timeout_s
+            "GET", "/", doing="asking Elasticsearch for its version", timeout_s=timeout_s, guarded=False
         )
         return ClusterInfo(
             answer["cluster_name"], answer.get("cluster_uuid", ""), answer["version"]["number"]
@@ -244,7 +271,39 @@ class Cluster:
             doing="asking for the cluster's health",
             timeout_s=timeout_s,
             accept=(408,),
+            guarded=False,
         )
+
+    async def blocked(self, *patterns: str, timeout_s: float | None = None) -> dict[str, list[str]]:
+        """Return concrete index -> the blocks on it that its operator or a full disk has set; empty when none.
+
+        A plain write block is left out: a reindex fences with it.
+        """
+        answer = await self._read(
+            "GET",
+            _path(_several(patterns), "_settings", _Several("index.blocks.*")),
+            params={"flat_settings": "true", "ignore_unavailable": "true", "allow_no_indices": "true"},
+            doing="asking for blocks",
+            timeout_s=timeout_s,
+            accept=(404,),
+            guarded=False,
+        )
+        found: dict[str, list[str]] = {}
+        for index, entry in answer.items():
+            settings = entry.get("settings", {}) if isinstance(entry, dict) else {}
+            names = [
+                name.removeprefix("index.blocks.")
+                for name, value in sorted(settings.items())
+                if value == "true"
+                and name in ("index.blocks.read_only", "index.blocks.read_only_allow_delete")
+            ]
+            if names:
+                found[index] = names
+        return found
+
+    async def turn_to_retry(self, *, until: float) -> bool:
+        """Wait until a call may be repeated, at most until that time of the loop's clock; return whether it may."""
+        return await self.guard.turn_to_retry(until=until)
 
     async def clocks(self) -> dict[str, int]:
         """Return each node's name and its clock in milliseconds since 1970, as of a moment during this call."""
@@ -289,6 +348,7 @@ class Cluster:
             doing="searching",
             timeout_s=timeout_s,
             opaque_id=opaque_id,
+            judge=_judge_msearch,
         )
         responses: list[Json] = answer["responses"]
         if len(responses) != len(searches):
@@ -514,6 +574,8 @@ class Cluster:
             body=list(lines),
             doing="writing documents",
             timeout_s=timeout_s,
+            writes=True,
+            judge=_judge_bulk,
         )
         items = [next(iter(item.values())) for item in answer["items"]]
         if len(items) != count:
@@ -708,6 +770,22 @@ class Cluster:
             doing=f"installing the component template {name}",
         )
 
+    async def template_versions(self, pattern: str, *, timeout_s: float) -> dict[str, int | None]:
+        """Return name -> version of the component templates that match; asked past pool and breaker."""
+        answer = await self._read(
+            "GET",
+            _path("_component_template", _several((pattern,))),
+            params={"filter_path": "component_templates.name,component_templates.component_template.version"},
+            doing="asking for the templates' versions",
+            timeout_s=timeout_s,
+            accept=(404,),
+            guarded=False,
+        )
+        return {
+            entry["name"]: entry["component_template"].get("version")
+            for entry in answer.get("component_templates", [])
+        }
+
     async def get_index_template(self, name: str) -> Json | None:
         """Return the index template's body, or None."""
         answer = await self._read(
@@ -779,10 +857,13 @@ class Cluster:
         opaque_id: str | None = None,
         again: bool = False,
         accept: tuple[int, ...] = (),
+        writes: bool = False,
+        guarded: bool = True,
+        judge: "Callable[[Json], Outcome] | None" = None,
     ) -> Json:
         """Send one request and return its body; statuses in `accept` are answers, not errors.
 
-        `again`: the request changes nothing, so a failed connection is tried once more.
+        `again`: the request changes nothing, so a failed connection is tried once more. `guarded` false passes pool and breaker by. `judge` tells how far an answer shows a cluster that serves.
         """
         headers = {"accept": "application/json"}
         if body is not None:
@@ -792,43 +873,130 @@ class Cluster:
                 if isinstance(body, list)
                 else encode(body)
             )
+        opaque_id = opaque_id or observing.request_id.get()
         if opaque_id:
             headers["x-opaque-id"] = _header_value(opaque_id)
-        client = self._client_for(self.request_timeout_s if timeout_s is None else timeout_s, again=again)
-        try:
-            answer = await client.perform_request(
-                method, f"{path}?{urlencode(params)}" if params else path, headers=headers, body=body
-            )
-        except VENDOR_ERRORS as cause:
-            if (
-                isinstance(cause, elastic_transport.ApiError)
-                and cause.meta.status in accept
-                and isinstance(cause.body, dict)
-            ):
-                return cause.body
-            raise translate(cause, doing) from cause
-        if not isinstance(answer.body, dict):
-            raise ClusterRejected(
-                f"{doing}: the answer is not a JSON object",
-                remedy="check that the address is Elasticsearch's own and not a proxy's page",
-            )
-        return answer.body
+        timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
+        client = self._client_for(timeout_s)
+        target = f"{path}?{urlencode(params)}" if params else path
+        retry = False
+        while True:
+            async with AsyncExitStack() as held:
+                call = Call()
+                if guarded:
+                    call = await held.enter_async_context(self._place(timeout_s, writes=writes, retry=retry))
+                try:
+                    answer = await client.perform_request(
+                        method, target, headers=headers, body=body, endpoint_id=_endpoint(method, path)
+                    )
+                except VENDOR_ERRORS as cause:
+                    if (
+                        isinstance(cause, elastic_transport.ApiError)
+                        and cause.meta.status in accept
+                        and isinstance(cause.body, dict)
+                    ):
+                        call.outcome = "ok"
+                        return cause.body
+                    error = translate(cause, doing)
+                    call.outcome = _outcome_of(cause, error, timeout_s)
+                    broken = isinstance(cause, elastic_transport.ConnectionError)
+                    if not (again and broken and not retry and self.guard.budget.take()):
+                        raise error from cause
+                else:
+                    body_ = answer.body
+                    call.outcome = judge(body_) if judge and isinstance(body_, dict) else "ok"
+                    if not isinstance(body_, dict):
+                        raise ClusterRejected(
+                            f"{doing}: the answer is not a JSON object",
+                            remedy="check that the address is Elasticsearch's own and not a proxy's page",
+                        )
+                    return body_
+            retry = True
 
-    def _client_for(self, timeout_s: float, *, again: bool) -> AsyncElasticsearch:
+    def _place(self, timeout_s: float, *, writes: bool, retry: bool) -> AbstractAsyncContextManager[Call]:
+        wait_s = min(timeout_s, self._pool_wait_s)
+        if not writes:
+            return self.guard.call(wait_s=wait_s, retry=retry)
+        return self._write_place(wait_s, retry=retry)
+
+    @asynccontextmanager
+    async def _write_place(self, wait_s: float, *, retry: bool) -> AsyncIterator[Call]:
+        self.guard.check()
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._write_places.acquire()
+        except TimeoutError:
+            raise _not_sent(f"too many writes were under way for {wait_s:g} s", _BUSY_RETRY_S) from None
+        try:
+            async with self.guard.call(wait_s=wait_s, retry=retry) as call:
+                yield call
+        finally:
+            self._write_places.release()
+
+    def _client_for(self, timeout_s: float) -> AsyncElasticsearch:
         """Return a client with this timeout, rounded up a little: making one costs a third of a millisecond."""
         step = 0.05 if timeout_s < 2 else 0.5 if timeout_s < 20 else 5.0
         rounded = max(1, -int(-timeout_s // step)) * step
-        key = (again, rounded)
-        if key not in self._timed:
+        if rounded not in self._timed:
             if len(self._timed) >= 256:
                 self._timed.clear()
-            self._timed[key] = self._client.options(
-                request_timeout=rounded,
-                max_retries=1 if again else 0,
-                retry_on_status=(),
-                retry_on_timeout=False,
+            self._timed[rounded] = self._client.options(
+                request_timeout=rounded, max_retries=0, retry_on_status=(), retry_on_timeout=False
             )
-        return self._timed[key]
+        return self._timed[rounded]
+
+
+def _not_sent(what: str, wait_s: float) -> HalflifeError:
+    return ClusterUnavailable(
+        f"Elasticsearch was not asked: {what}",
+        remedy="try again after the pause; /readyz tells what is wrong",
+        retry_after_s=max(_BUSY_RETRY_S, wait_s),
+    )
+
+
+def _outcome_of(cause: Exception, error: HalflifeError, timeout_s: float) -> Outcome:
+    """Say what a failed request tells of the cluster."""
+    if isinstance(cause, elastic_transport.ConnectionTimeout):
+        # A caller in a hurry gets no answer of a healthy cluster either.
+        return "failed" if timeout_s >= HANG_S else "unknown"
+    if isinstance(cause, elastic_transport.ApiError):
+        return "refused" if isinstance(error, ClusterUnavailable) else "ok"
+    return "failed"
+
+
+def _judge_bulk(answer: Json) -> Outcome:
+    """A bulk of which the cluster took nothing, for being busy, is a refusal."""
+    items = [next(iter(item.values())) for item in answer.get("items", ())] if answer.get("errors") else []
+    return "refused" if items and all(_outcome(item).fate == "retry" for item in items) else "ok"
+
+
+def _judge_msearch(answer: Json) -> Outcome:
+    responses = answer.get("responses", ())
+    failed = [item for item in responses if "error" in item]
+    if not failed or len(failed) < len(responses):
+        return "ok"
+    told = (translate_error(item["error"], item.get("status", 500), "searching") for item in failed)
+    return "refused" if all(isinstance(error, ClusterUnavailable) for error in told) else "ok"
+
+
+_ENDPOINTS = {
+    "_msearch": "msearch", "_search": "search", "_bulk": "bulk", "_mget": "mget", "_count": "count",
+    "_analyze": "indices.analyze", "_alias": "indices.get_alias", "_aliases": "indices.update_aliases",
+    "_mapping": "indices.mapping", "_settings": "indices.settings", "_refresh": "indices.refresh",
+    "_stats": "indices.stats", "_block": "indices.add_block", "_nodes": "nodes.stats",
+    "_component_template": "cluster.component_template", "_index_template": "indices.index_template",
+}  # fmt: skip
+
+
+def _endpoint(method: str, path: str) -> str:
+    """Return what the client's span is called: the API, without names of indices."""
+    parts = path.strip("/").split("/")
+    if "_pit" in parts:
+        return "close_point_in_time" if method == "DELETE" else "open_point_in_time"
+    if parts[:2] == ["_cluster", "health"]:
+        return "cluster.health"
+    known = next((_ENDPOINTS[part] for part in reversed(parts) if part in _ENDPOINTS), None)
+    return known or ("info" if parts == [""] else "indices")
 
 
 def encode(value: Mapping[str, Any]) -> bytes:

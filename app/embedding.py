@@ -1,6 +1,7 @@
 """The door to the embedding server, any that speaks the OpenAI API: the only importer of `openai`.
 
-Owns what happens between a list of texts and checked vectors: prefixes, batches, bounded concurrency, retries,
+Owns what happens between a list of texts and checked vectors: prefixes, batches, bounded concurrency, retries
+within a budget, a breaker that leaves a dead server alone,
 splitting a refused batch down to the text at fault, the order of the answer, the checks of each vector, and a
 cache for queries. Refuses to send blank texts or empty lists, and to hand on a vector that Elasticsearch could
 not compare. Failures of single texts come back beside the vectors of the others; nothing here raises for them.
@@ -27,7 +28,10 @@ import numpy as np
 import numpy.typing as npt
 import openai
 
+from app import observing
+from app.breaker import Outcome
 from app.errors import EmbedderRejected, EmbedderUnavailable, HalflifeError, InvalidRequest
+from app.guarding import Guard, repeating
 
 Vector = npt.NDArray[np.float32]
 _Number = TypeVar("_Number", int, float)
@@ -42,6 +46,8 @@ LARGEST_ANSWER: Final = 256 * 2**20
 MOST_DIMS: Final = 8192
 ERROR_BYTES: Final = 64 * 1024
 SMALLEST_LEARNED_BATCH: Final = 8
+QUERIES_WAITING: Final = 8
+"""Queries under way or waiting, for each request that may be under way; more are told at once that it is too busy."""
 CUTS: Final = 8
 CUT_FACTOR: Final = 0.7
 
@@ -61,12 +67,15 @@ class Embedded:
 
 # --- failures ------------------------------------------------------------------------------------------------
 
-Then = Literal["retry", "split", "stop", "fail"]
+Then = Literal["retry", "split", "stop", "fail", "away"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A failure told in our words, and what to do: retry later, split the batch, stop the call, fail this batch."""
+    """A failure told in our words, and what to do: retry later, split the batch, stop the call, fail this batch.
+
+    away: it was not sent, because the breaker is open or the pool full; only who has time tries again.
+    """
 
     error: HalflifeError
     then: Then
@@ -399,6 +408,8 @@ class _Call:
     texts: list[str]
     pending: deque[int]
     truncated: set[int]
+    urgent: bool = False
+    """A query: where the server is left alone, it fails at once, since the words can answer without it."""
     vectors: dict[int, Vector] = field(default_factory=dict)
     errors: dict[int, HalflifeError] = field(default_factory=dict)
     deadline: float | None = None
@@ -408,11 +419,11 @@ class _Call:
     stop: HalflifeError | None = None
 
     @classmethod
-    def of(cls, texts: dict[str, bool], deadline: float | None = None) -> Self:
+    def of(cls, texts: dict[str, bool], deadline: float | None = None, *, urgent: bool = False) -> Self:
         """Return the call for texts -> was cut already."""
         keys = list(texts)
         cut_already = {index for index, key in enumerate(keys) if texts[key]}
-        return cls(keys, list(keys), deque(range(len(keys))), cut_already, deadline=deadline)
+        return cls(keys, list(keys), deque(range(len(keys))), cut_already, urgent=urgent, deadline=deadline)
 
     def fail(self, indexes: Sequence[int], error: HalflifeError) -> None:
         self.errors.update(dict.fromkeys(indexes, error))
@@ -481,8 +492,8 @@ class Embedder:
         self.dims = dims
         self._manner = manner
         self._max_batch = manner.max_batch
+        self.guard = Guard("embedder", places=manner.concurrency, error=self._not_sent)
         # A bulk load may hold all lanes but one, so a query never waits behind its batches.
-        self._lanes = asyncio.Semaphore(manner.concurrency)
         self._document_lanes = asyncio.Semaphore(max(1, manner.concurrency - 1))
         self._format: Literal["base64", "float"] = "base64"
         self._answered = False
@@ -593,7 +604,7 @@ class Embedder:
 
         Raises EmbedderUnavailable or EmbedderRejected with a remedy; other dims than configured are the latter.
         """
-        call = _Call.of({self._manner.query_prefix + "halflife": False})
+        call = _Call.of({self._manner.query_prefix + "halflife": False}, urgent=True)
         await self._run(call, None)
         if call.errors:
             raise call.errors[0]
@@ -618,7 +629,11 @@ class Embedder:
                 flights.add(self._flights[key])
             else:
                 fresh[key] = was_cut
-        if fresh:
+            observing.CACHE.labels("hit" if key in found else "sent" if key in fresh else "shared").inc()
+        if fresh and len(self._flights) >= QUERIES_WAITING * self._manner.concurrency:
+            # Further ones would only wait; the words answer at once without them.
+            found.update(dict.fromkeys(fresh, self._not_sent("too many queries wait for it already", 1.0)))
+        elif fresh:
             flights.add(self._launch(fresh, deadline))
         if flights:
             found.update(await self._wait(flights, deadline, deadline_s))
@@ -670,7 +685,7 @@ class Embedder:
     # --- queries: one flight, several callers ---
 
     def _launch(self, fresh: dict[str, bool], deadline: float | None) -> _Flight:
-        call = _Call.of(fresh, deadline)
+        call = _Call.of(fresh, deadline, urgent=True)
         flight = _Flight(call, asyncio.create_task(self._fly(call), name="embed queries"))
         self._flights.update(dict.fromkeys(fresh, flight))
         self._tasks.add(flight.task)
@@ -755,7 +770,8 @@ class Embedder:
         while True:
             if call.stop is not None:
                 return call.fail(batch, call.stop)
-            verdict = await self._try(call, batch)
+            with repeating(attempt > 0):
+                verdict = await self._try(call, batch)
             if verdict is None:
                 call.given_up, call.failing_since = 0, None
                 return None
@@ -779,13 +795,18 @@ class Embedder:
                 if not self._answered and call.refused >= 4:
                     call.stop = verdict.error
                 return None
-            if verdict.then == "stop":
+            if verdict.then == "stop" or (verdict.then == "away" and call.urgent):
                 call.stop = verdict.error
                 return call.fail(batch, verdict.error)
             if verdict.then == "fail":
                 return call.fail(batch, verdict.error)
             wait = self._pause(verdict, attempt)
-            if attempt >= self._manner.retries or call.given_up or not self._affords(call, wait):
+            if (
+                attempt >= self._manner.retries
+                or call.given_up
+                or not self._affords(call, wait)
+                or not await self.guard.turn_to_retry(until=self._patience_of(call))
+            ):
                 call.fail(batch, verdict.error)
                 call.given_up += 1
                 # One batch may be at fault itself; several in a row are an outage, which more requests won't end.
@@ -824,6 +845,20 @@ class Embedder:
             return False
         return now + wait <= call.failing_since + self._manner.retry_budget_s
 
+    def _patience_of(self, call: _Call) -> float:
+        """Return until when the call may go on trying, by the loop's clock; queries without a deadline don't wait."""
+        now = asyncio.get_running_loop().time()
+        since = now if call.failing_since is None else call.failing_since
+        until = since + self._manner.retry_budget_s
+        return until if call.deadline is None else min(until, call.deadline)
+
+    def _not_sent(self, what: str, wait_s: float) -> HalflifeError:
+        return EmbedderUnavailable(
+            f"The embedding server at {self._at} was not asked: {what}",
+            remedy="try again after the pause; /readyz tells what is wrong",
+            retry_after_s=max(1.0, wait_s),
+        )
+
     async def _try(self, call: _Call, batch: list[int]) -> Verdict | None:
         """Send one batch once, and again as plain numbers if the server seems to refuse base64."""
         verdict = await self._send(call, batch, self._format)
@@ -842,35 +877,61 @@ class Embedder:
         self, call: _Call, batch: list[int], encoding: Literal["base64", "float"]
     ) -> Verdict | None:
         texts = [call.texts[index] for index in batch]
-        async with self._lanes:
+        try:
+            # The caller's deadline, or its patience with documents, bounds the wait for a place.
+            async with self.guard.call(wait_s=self._manner.retry_budget_s) as sent:
+                verdict, raw, told = await self._send_one(texts, encoding)
+                sent.outcome = _outcome_of(verdict)
+                unusable = 0 if verdict else self._take_vectors(call, batch, raw, told)
+                if unusable:
+                    sent.outcome = "failed"
+        except EmbedderUnavailable as error:
+            return Verdict(error, "away", retry_after_s=self.guard.breaker.wait_s)
+        return verdict
+
+    async def _send_one(
+        self, texts: list[str], encoding: Literal["base64", "float"]
+    ) -> tuple[Verdict | None, list[Any], frozenset[int]]:
+        attributes: dict[str, str | int] = {
+            "gen_ai.operation.name": "embeddings",
+            "gen_ai.request.model": self.model,
+            "texts": len(texts),
+        }
+        with observing.client_span("embeddings", attributes):
             try:
                 # httpx2 bounds each read; a server that drips needs a bound on the whole.
                 async with asyncio.timeout(self._manner.timeout_s):
                     body = await self._request(texts, encoding)
-                raw, told = read_answer(body, count=len(batch), at=self._at)
+                raw, told = read_answer(body, count=len(texts), at=self._at)
             except HalflifeError as error:
-                return Verdict(error, "fail")
+                return Verdict(error, "fail"), [], frozenset()
             except Exception as exc:  # noqa: BLE001 - `translate` raises what it does not know
                 if self._closed:
-                    return Verdict(_closed(), "stop")
-                return translate(exc, at=self._at, secret=self._secret)
+                    return Verdict(_closed(), "stop"), [], frozenset()
+                return translate(exc, at=self._at, secret=self._secret), [], frozenset()
+        return None, raw, told
+
+    def _take_vectors(self, call: _Call, batch: list[int], raw: list[Any], told: frozenset[int]) -> int:
+        """Keep the vectors that can be used and return how many can't."""
+        unusable = 0
         self._answered = True
         for position, index in enumerate(batch):
             try:
                 vector = read_vector(raw[position], dims=self.dims)
             except ValueError as cause:
-                unusable = EmbedderRejected(
+                error = EmbedderRejected(
                     f"The embedding server at {self._at} answered a vector that {cause}",
                     remedy="check the model and the configured dims",
                 )
-                unusable.__cause__ = cause
-                call.fail([index], unusable)
+                error.__cause__ = cause
+                call.fail([index], error)
+                unusable += 1
                 continue
             self.dims = vector.size
             call.vectors[index] = vector
             if position in told:
                 call.truncated.add(index)
-        return None
+        return unusable
 
     async def _request(self, texts: list[str], encoding: Literal["base64", "float"]) -> bytes:
         """Return the body of one answer, read no further than vectors of these texts could reach."""
@@ -900,6 +961,16 @@ class Embedder:
                     )
                 parts.append(part)
         return b"".join(parts)
+
+
+def _outcome_of(verdict: Verdict | None) -> Outcome:
+    """Say what the end of a request tells of the server."""
+    if verdict is None:
+        return "ok"
+    if verdict.status is not None:
+        return "refused" if verdict.status in (408, 425, 429) or verdict.status >= 500 else "ok"
+    # A closed client and an address that can't be right say nothing of the server.
+    return "unknown" if verdict.then == "stop" else "failed"
 
 
 def _too_long(verdict: Verdict) -> bool:

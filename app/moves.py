@@ -212,6 +212,11 @@ class State:
         return self.phase in UNDER_WAY
 
 
+def state_id(collection: str, kind: str = "reindex") -> str:
+    """Return the id of the document that holds a collection's state."""
+    return f"{kind}:{collection}"
+
+
 class Taken(Conflict):
     """Another process has taken the reindex over, aborted it or finished it."""
 
@@ -244,7 +249,7 @@ class Ledger:
         self._cluster = cluster
         self._collection = collection
         self._kind = kind
-        self._id = f"{kind}:{collection}"
+        self._id = state_id(collection, kind)
         self._owner = owner
         self._now = now
         self._budget_s = budget_s
@@ -274,7 +279,7 @@ class Ledger:
 
     async def load(self) -> State | None:
         """Read what is written down; None if nothing is."""
-        self._state, self._place = await patiently(self._load, budget_s=self._budget_s)
+        self._state, self._place = await patiently(self._load, budget_s=self._budget_s, cluster=self._cluster)
         return self._state
 
     async def _load(self) -> tuple[State | None, tuple[int, int] | None]:
@@ -290,7 +295,7 @@ class Ledger:
 
     async def begin(self, state: State) -> None:
         """Write a new state over what was loaded. Raises Taken if another process was quicker."""
-        await patiently(self._ensure_index, budget_s=self._budget_s)
+        await patiently(self._ensure_index, budget_s=self._budget_s, cluster=self._cluster)
         self._state = state
         await self.save()
 

@@ -67,8 +67,12 @@ class Purger:
                 while True:
                     await self._refuse_while_moving(index)
                     ledger.check()
-                    await patiently(lambda: self._cluster.refresh(index), budget_s=self._patience_s)
-                    hits = await patiently(lambda: self._page(index, query), budget_s=self._patience_s)
+                    await patiently(
+                        lambda: self._cluster.refresh(index), budget_s=self._patience_s, cluster=self._cluster
+                    )
+                    hits = await patiently(
+                        lambda: self._page(index, query), budget_s=self._patience_s, cluster=self._cluster
+                    )
                     if not hits:
                         return purged
                     outcomes = await patiently(
@@ -76,6 +80,7 @@ class Purger:
                             index, [(hit["_id"], hit["_seq_no"], hit["_primary_term"]) for hit in hits]
                         ),
                         budget_s=self._patience_s,
+                        cluster=self._cluster,
                     )
                     gone = sum(outcome.fate == "applied" for outcome in outcomes)
                     for outcome in outcomes:
@@ -101,7 +106,9 @@ class Purger:
 
     async def _index(self) -> str:
         standing = await patiently(
-            lambda: moves.standing(self._cluster, self._name), budget_s=self._patience_s
+            lambda: moves.standing(self._cluster, self._name),
+            budget_s=self._patience_s,
+            cluster=self._cluster,
         )
         if standing.live is None:
             raise NotFound(f"there is no collection `{self._name}`")

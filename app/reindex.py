@@ -916,7 +916,7 @@ class Reindexer:
             )
 
     async def _again(self, do: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(do, budget_s=self._patience_s)
+        return await patiently(do, budget_s=self._patience_s, cluster=self._cluster)
 
     async def _look(self) -> Standing:
         return await self._again(lambda: moves.standing(self._cluster, self._name))

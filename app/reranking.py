@@ -29,7 +29,10 @@ from typing import Any, Final, Literal, Self
 
 import httpx2
 
-from app.errors import RerankerFailed
+from app import observing
+from app.breaker import Outcome
+from app.errors import HalflifeError, RerankerFailed
+from app.guarding import Guard, repeating
 
 Form = Literal["cohere", "tei"]
 Scale = Literal["probability", "logit"]
@@ -46,6 +49,8 @@ ANSWER_BYTES_PER_DOCUMENT: Final = 2048
 CUTS: Final = 4
 SMALLEST_LEARNED_BATCH: Final = 8
 RETRY_PAUSE_S: Final = 0.2
+WAITING: Final = 8
+"""Calls that may wait, for each one that may be under way; more are told at once that it is too busy."""
 RETRIED: Final = frozenset({408, 409, 424, 425, 429, 500, 502, 503, 504, 529})
 _TOO_BIG = re.compile(
     r"batch size|batch_size|too (?:long|large|many)|context[ _]length|exceed|max\w* \w* ?(?:length|tokens)",
@@ -252,7 +257,9 @@ class Reranker:
         self._refuse_documents = True
         self._closed = False
         self._detecting = asyncio.Lock()
-        self._lanes = asyncio.Semaphore(concurrency)
+        self.guard = Guard(
+            "reranker", places=concurrency, most_waiting=WAITING * concurrency, error=self._not_sent
+        )
 
     @classmethod
     def connect(
@@ -439,9 +446,10 @@ class Reranker:
         cuts = 0
         while True:
             try:
-                return await self._send(ask, texts, form)
+                with repeating(retried):
+                    return await self._send(ask, texts, form)
             except _Refused as refused:
-                if refused.retry and not retried:
+                if refused.retry and not retried and await self.guard.turn_to_retry(until=ask.ends):
                     retried = True
                     pause = RETRY_PAUSE_S * (0.5 + 0.5 * self._manner.jitter())
                     pause = max(pause, refused.wait_s or 0.0)
@@ -471,9 +479,26 @@ class Reranker:
         if form == "cohere" and self._refuse_documents:
             body["return_documents"] = False
         most = len(texts) * ANSWER_BYTES_PER_DOCUMENT + 6 * sum(map(len, texts)) + 2**16
+        wait_s = max(0.0, ask.ends - asyncio.get_running_loop().time())
         try:
-            async with self._lanes, self._http.stream("POST", self._url, json=body) as response:
-                answer = await self._read(response, most if response.status_code == 200 else 2**16)
+            async with self.guard.call(wait_s=wait_s) as sent:
+                try:
+                    scores = await self._exchange(body, form, most=most, count=len(texts))
+                except _Refused as refused:
+                    sent.outcome = _outcome_of(refused)
+                    raise
+                sent.outcome = "ok"
+                return scores
+        except RerankerFailed as error:
+            raise _Refused(error) from error
+
+    async def _exchange(
+        self, body: dict[str, Any], form: Form, *, most: int, count: int
+    ) -> list[float | None]:
+        try:
+            with observing.client_span("rerank", {"documents": count}):
+                async with self._http.stream("POST", self._url, json=body) as response:
+                    answer = await self._read(response, most if response.status_code == 200 else 2**16)
         except _Refused:
             raise
         except Exception as exc:
@@ -486,13 +511,20 @@ class Reranker:
         if response.status_code != 200:
             raise self._refusal(response, answer)
         try:
-            return read_scores(answer, form=form, count=len(texts))
+            return read_scores(answer, form=form, count=count)
         except ValueError as cause:
             error = RerankerFailed(
                 f"The answer of the reranker at {self._at} {cause}", remedy="check its URL and form"
             )
             error.__cause__ = cause
             raise _Refused(error, status=200) from cause
+
+    def _not_sent(self, what: str, wait_s: float) -> HalflifeError:
+        return RerankerFailed(
+            f"The reranker at {self._at} was not asked: {what}",
+            remedy="try again after the pause; /readyz tells what is wrong",
+            retry_after_s=max(1.0, wait_s),
+        )
 
     async def _read(self, response: httpx2.Response, most: int) -> bytes:
         parts: list[bytes] = []
@@ -526,6 +558,13 @@ class Reranker:
         )
         too_big = status == 413 or (status in (400, 422) and _TOO_BIG.search(words) is not None)
         return _Refused(error, status=status, retry=status in RETRIED, too_big=too_big, wait_s=wait)
+
+
+def _outcome_of(refused: _Refused) -> Outcome:
+    """Say what the end of a request tells of the server."""
+    if refused.status is None or refused.status == 200:
+        return "failed"  # no answer, or one that can't be used
+    return "refused" if refused.status in (408, 425, 429) or refused.status >= 500 else "ok"
 
 
 def _clean(text: str) -> str:

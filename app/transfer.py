@@ -80,7 +80,11 @@ class Page:
 
 async def header(cluster: Cluster, collection: Collection, *, now: datetime) -> Header:
     """Return the first line of an export; its count is of now, with everything that was acknowledged visible."""
-    await patiently(lambda: cluster.refresh(names.read_alias(collection.name), timeout_s=60), budget_s=120.0)
+    await patiently(
+        lambda: cluster.refresh(names.read_alias(collection.name), timeout_s=60),
+        budget_s=120.0,
+        cluster=cluster,
+    )
     return Header(
         collection=collection.name,
         dims=collection.dims,
@@ -130,7 +134,11 @@ async def export(
         }
         if after is not None:
             body["search_after"] = [after]
-        answer = await patiently(lambda body=body: _search(cluster, body, timeout_s), budget_s=patience_s)  # type: ignore[misc]
+        answer = await patiently(
+            lambda body=body: _search(cluster, body, timeout_s),  # type: ignore[misc]
+            budget_s=patience_s,
+            cluster=cluster,
+        )
         hits = answer["hits"]["hits"]
         pit = str(answer.get("pit_id", pit))
         if hits:

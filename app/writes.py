@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar
 
-from app import documents
+from app import documents, observing
 from app.elastic import BulkAction, BulkOutcome, Cluster
 from app.embedding import Embedded
 from app.errors import ClusterUnavailable, Conflict, HalflifeError, NotFound, Unavailable
+from app.guarding import repeating
 from app.models import Collection
 
 WORKERS: Final = 64
@@ -172,6 +173,7 @@ class Writer:
 
     # --- writing
 
+    @observing.staged("write")
     async def write(
         self, writes: Sequence[Write], encode: Encoder, *, refresh: RefreshWhen = "false"
     ) -> None:
@@ -182,6 +184,7 @@ class Writer:
         """
         targets = await self._persist(self._targets.current)
         pauses = rounds = 0
+        refused = False
         while True:
             rounds += 1
             # Refresh is ours to do at the end where two indices are written: the second one doesn't refresh by itself.
@@ -195,9 +198,10 @@ class Writer:
                     and target.alias not in write.done
                     and all(earlier.alias in write.done for earlier in targets[:number])
                 ]
-                await self._write_to(
-                    target, batch, encode, leading=number == 0, refresh=with_bulk, trouble=trouble
-                )
+                with repeating(refused):
+                    await self._write_to(
+                        target, batch, encode, leading=number == 0, refresh=with_bulk, trouble=trouble
+                    )
             for write in writes:
                 if not write.settled and all(target.alias in write.done for target in targets):
                     write.settled, write.error = True, None
@@ -216,7 +220,8 @@ class Writer:
                 targets = fresh
             # Many writers on one document draw new stamps in turns without waiting; not for ever.
             if (trouble.waits and not moved) or rounds > 50:
-                if not await self._wait_out(pauses):
+                refused = trouble.refused
+                if not await self._wait_out(pauses, refused=refused):
                     for write in pending:
                         write.error = write.error or _gave_up()
                         write.settled = True
@@ -265,7 +270,7 @@ class Writer:
                 case "retry":
                     write.tried = True
                     write.error = outcome.error("writing")
-                    trouble.waits = True
+                    trouble.waits = trouble.refused = True
                 case "refused" if not leading:
                     error = outcome.error("writing")
                     assert error is not None
@@ -325,7 +330,7 @@ class Writer:
     def _note_failure(self, write: Write, error: HalflifeError, trouble: "_Trouble") -> None:
         write.error = error
         if isinstance(error, ClusterUnavailable):
-            write.tried = trouble.waits = True
+            write.tried = trouble.waits = trouble.refused = True
         else:
             write.settled = True
 
@@ -418,22 +423,28 @@ class Writer:
     async def _persist(self, do: Callable[[], Awaitable[T]]) -> T:
         """Do something that changes nothing, again while the cluster is unavailable and the budget lasts."""
         pauses = 0
+        refused = False
         while True:
             try:
-                result = await do()
-            except Unavailable:
-                if not await self._wait_out(pauses):
+                with repeating(refused):
+                    result = await do()
+            except Unavailable as error:
+                # An index that is being exchanged refuses nobody.
+                refused = not isinstance(error.__cause__, NotFound)
+                if not await self._wait_out(pauses, refused=refused):
                     raise
                 pauses += 1
             else:
                 self._trouble_until = None
                 return result
 
-    async def _wait_out(self, number: int) -> bool:
+    async def _wait_out(self, number: int, *, refused: bool) -> bool:
         """Pause because of the cluster; False if it has been in trouble for the whole budget."""
         if self._trouble_until is None:
             self._trouble_until = self.deadline()
-        return await self.pause(number, until=self._trouble_until)
+        if not await self.pause(number, until=self._trouble_until):
+            return False
+        return not refused or await self._cluster.turn_to_retry(until=self._trouble_until)
 
     def deadline(self) -> float:
         """Return the moment of the loop's clock at which patience that begins now ends."""
@@ -453,6 +464,8 @@ class Writer:
 class _Trouble:
     waits: bool = False
     fenced: bool = False
+    refused: bool = False
+    """The cluster is unavailable or overloaded, so that trying again must keep to the retry budget."""
 
 
 def _gave_up() -> HalflifeError:

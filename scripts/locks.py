@@ -34,11 +34,11 @@ UV = "uv==0.13.9"
 
 # Name of the lock, what it is for, and what of pyproject.toml goes into it. `dev` first: the others take its versions.
 LOCKS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "dev": ("all that ./scripts/check needs", ("--extra", "local", "--group", "dev")),
+    "dev": ("all that ./scripts/check needs", ("--extra", "local", "--extra", "tracing", "--group", "dev")),
     "local": ("all that ./scripts/quickstart and `halflife up` need", ("--extra", "local")),
     "image": (
         "what the container image holds: the API and the embedder",
-        ("--extra", "embedder", "--extra", "files"),
+        ("--extra", "embedder", "--extra", "files", "--extra", "tracing"),
     ),
 }
 

@@ -33,7 +33,9 @@ ROOMS = (
             "api": "HTTP: parse, call, return; the one place where failures become answers",
             "compat": "other services' request forms, translated into ours",
             "edge": "what a request meets before it is read: bounds on size and load",
+            "metering": "what is measured of every request, refused ones too",
             "openapi": "the published schema: what FastAPI cannot derive by itself",
+            "logs": "how log lines look",
             "settings": "the environment, read once; nothing below knows that there is one",
         },
     ),
@@ -58,6 +60,7 @@ ROOMS = (
             "transfer": "a collection out to lines of JSON and back in",
             "searchlog": "what was asked and shown, kept for a while and found again",
             "purge": "old tombstones and expired documents, really removed",
+            "watching": "what operators are told: readiness of each dependency, counts",
         },
     ),
     # Below the use cases, which share them: paging, batches, `why` and every kind of write go through the same steps.
@@ -116,11 +119,17 @@ ROOMS = (
             "reranking": "the only speaker of the rerank HTTP forms",
         },
     ),
+    # Below the doors, which share them: what every dependency's calls pass, and where everything that is measured is named.
+    Row("guards", {"guarding": "one dependency's pool, breaker and retry budget"}),
+    Row(
+        "measures", {"observing": "metrics, spans and the request's id: the only importer of their libraries"}
+    ),
     Row("values", {"models": "requests, answers and what passes between rooms"}, pure=True),
     Row(
         # Below the values, not beside them: models are written in these words, and these import nothing of ours.
         "words",
         {
+            "breaker": "when to leave a dependency alone, and how often to ask it again",
             "errors": "the failures that callers are told about",
             "fields": "the names of the indexed fields, each written once",
             "names": "the names of indices, aliases and ids, and what they may consist of",
@@ -148,6 +157,9 @@ DOORS = {
     "pypdfium2": {"extracting"},
     "markdownify": {"extracting"},
     "charset_normalizer": {"extracting"},
+    "prometheus_client": {"observing"},
+    "opentelemetry": {"observing"},
+    "pythonjsonlogger": {"logs"},
     # A second HTTP stack, or a client of ours past the doors, belongs nowhere.
     "httpx": set(),
     "requests": set(),
@@ -254,7 +266,7 @@ def faults_of_room(room: str, source: str) -> list[str]:
                 found.append(f"{line}: imports {module} from above")
             elif ROW_OF[target] == number:
                 found.append(f"{line}: imports {module} from its own row")
-            elif row.pure and ROOMS[ROW_OF[target]].name == "doors":
+            elif row.pure and ROOMS[ROW_OF[target]].name in {"doors", "guards", "measures"}:
                 found.append(f"{line}: imports {module}; a pure room sees no doors")
         elif top in DOORS and room not in DOORS[top]:
             found.append(

@@ -434,13 +434,14 @@ async def test_a_passing_failure_is_tried_again(server, reply):
 
 
 async def test_a_server_that_hangs_or_drips_is_given_up_on(server):
-    async with embedder_of(server, timeout_s=0.2, retries=1) as embedder:
-        for slow in (
-            Reply(hang=True),
-            Reply(hang_in_body=True),
-            Reply(body={"data": []}, drip_s=0.05),
-            Reply(500, b"x" * 99, drip_s=0.05),
-        ):
+    for slow in (
+        Reply(hang=True),
+        Reply(hang_in_body=True),
+        Reply(body={"data": []}, drip_s=0.05),
+        Reply(500, b"x" * 99, drip_s=0.05),
+    ):
+        # Each with a breaker of its own: five such failures would open it.
+        async with embedder_of(server, timeout_s=0.2, retries=1) as embedder:
             server.script = [slow, slow]
             embedded = await embedder.embed_queries(["x"])
             assert isinstance(embedded.errors[0], EmbedderUnavailable)

@@ -1,0 +1,134 @@
+"""When to leave a dependency alone: a circuit breaker and a budget for retries, as plain values.
+
+Pure. The clock is a function that comes in, in seconds and never going back; nothing here waits or calls anyone.
+"""
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+Outcome = Literal["ok", "refused", "failed", "unknown"]
+"""How a call ended, as far as it tells of the dependency's health.
+
+ok: it answered, an error that the request itself deserves included. refused: it answered that it can't serve now
+(429, 503). failed: no answer, or an unusable one. unknown: the caller left before anything could be told.
+"""
+State = Literal["closed", "half-open", "open"]
+
+FAILED_WEIGHT: Final = 4
+REFUSED_WEIGHT: Final = 1
+STREAK: Final = 20
+"""The breaker opens on a streak of this weight: 5 failures or 20 refusals without an answer between them.
+
+At 30 % random refusals a streak of 20 has a chance of 3e-11 a call, so a storm that lets most calls through is
+ridden out; a dependency that is gone is left alone after 5 calls.
+"""
+
+
+class Breaker:
+    """Admits calls while a dependency answers, and single probes while it does not.
+
+    closed: all calls. open: none, for `first_open_s` after the streak, twice as long after each probe that failed
+    too, up to `longest_open_s`. half-open: one call at a time; the first that is answered closes it.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], *, first_open_s: float = 1.0, longest_open_s: float = 5.0
+    ) -> None:
+        self._clock = clock
+        self._first_open_s = first_open_s
+        self._longest_open_s = longest_open_s
+        self._streak = 0
+        self._open_s = 0.0
+        self._until: float | None = None
+        self._probing = False
+        self.opened = 0
+        """How often it has opened."""
+
+    @property
+    def state(self) -> State:
+        """The state now; from open it becomes half-open by the clock alone."""
+        if self._until is None:
+            return "closed"
+        return "half-open" if self._probing or self._clock() >= self._until else "open"
+
+    @property
+    def wait_s(self) -> float:
+        """How long from now no call is admitted, ≥ 0; while a probe is under way, about as long as one takes."""
+        if self._until is None:
+            return 0.0
+        left = max(0.0, self._until - self._clock())
+        return max(left, 0.1) if self._probing else left
+
+    def admit(self) -> bool:
+        """Tell whether a call may go now. Who is told yes must `settle` once, however the call ends."""
+        if self._until is None:
+            return True
+        if self._probing or self._clock() < self._until:
+            return False
+        self._probing = True
+        return True
+
+    def settle(self, outcome: Outcome) -> None:
+        """Note how an admitted call ended."""
+        if outcome == "unknown":
+            self._probing = False
+            return
+        if outcome == "ok":
+            # Also a late answer to a call from before it opened: the dependency speaks again.
+            self._streak, self._open_s, self._until, self._probing = 0, 0.0, None, False
+            return
+        if self._until is not None:
+            # Calls that were under way when it opened end in failures too; between probes that is no news.
+            if self._probing:
+                self._open(min(self._longest_open_s, self._open_s * 2))
+            return
+        self._streak += FAILED_WEIGHT if outcome == "failed" else REFUSED_WEIGHT
+        if self._streak >= STREAK:
+            self._open(self._first_open_s)
+
+    def _open(self, seconds: float) -> None:
+        self.opened += 1
+        self._open_s = seconds
+        self._until = self._clock() + seconds
+        self._probing = False
+        self._streak = 0
+
+
+class RetryBudget:
+    """Bounds retries to a share of the calls, so that refusals are not answered with more calls.
+
+    A first call adds `share` of a retry, a second of the clock `per_s`; up to `most` are saved. With the defaults,
+    n calls within t seconds bring at most 0.12 n + t + 10 retries, whatever part of them is refused.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], *, share: float = 0.12, per_s: float = 1.0, most: float = 10.0
+    ) -> None:
+        self._clock = clock
+        self._share = share
+        self._per_s = per_s
+        self._most = most
+        self._saved = most
+        self._since = clock()
+
+    def offer(self) -> None:
+        """Note a first call."""
+        self._save(self._share)
+
+    def grant(self, retries: int) -> None:
+        """Allow so many retries at once, beyond what is saved: the dependency is back, and they wait for it."""
+        self._saved = max(self._saved, min(self._saved, self._most) + retries)
+
+    def take(self) -> bool:
+        """Take one retry, if there is one."""
+        now = self._clock()
+        self._save((now - self._since) * self._per_s)
+        self._since = now
+        if self._saved < 1.0:
+            return False
+        self._saved -= 1.0
+        return True
+
+    def _save(self, retries: float) -> None:
+        # What was granted beyond `most` stays until it is used.
+        self._saved = max(self._saved, min(self._most, self._saved + retries))

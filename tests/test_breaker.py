@@ -1,0 +1,132 @@
+"""The breaker and the retry budget, by hand: the clock is a number."""
+
+import random
+
+import pytest
+
+from app.breaker import Breaker, RetryBudget
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def breaker(clock: Clock) -> Breaker:
+    return Breaker(clock, first_open_s=1.0, longest_open_s=5.0)
+
+
+def fail(breaker: Breaker, times: int, outcome="failed") -> None:
+    for _ in range(times):
+        assert breaker.admit()
+        breaker.settle(outcome)
+
+
+@pytest.mark.parametrize("outcome, streak", [("failed", 5), ("refused", 20)])
+def test_it_opens_on_a_streak_and_an_answer_ends_the_streak(breaker, outcome, streak):
+    fail(breaker, streak - 1, outcome)
+    breaker.settle("ok")
+    fail(breaker, streak - 1, outcome)
+    assert breaker.state == "closed"
+    fail(breaker, 1, outcome)
+    assert breaker.state == "open"
+    assert not breaker.admit()
+    assert breaker.wait_s == 1.0
+    assert breaker.opened == 1
+
+
+def test_one_probe_at_a_time_and_its_answer_closes(breaker, clock):
+    fail(breaker, 5)
+    clock.now += 1.0
+    assert breaker.state == "half-open"
+    assert breaker.admit()
+    assert not breaker.admit()
+    assert breaker.wait_s > 0
+    breaker.settle("ok")
+    assert breaker.state == "closed"
+    assert breaker.admit()
+
+
+def test_failed_probes_double_the_pause_up_to_its_limit(breaker, clock):
+    fail(breaker, 5)
+    waits = []
+    for _ in range(5):
+        waits.append(breaker.wait_s)
+        clock.now += breaker.wait_s
+        assert breaker.admit()
+        breaker.settle("failed")
+    assert waits == [1.0, 2.0, 4.0, 5.0, 5.0]
+    clock.now += 5.0
+    breaker.admit()
+    breaker.settle("ok")
+    fail(breaker, 5)
+    assert breaker.wait_s == 1.0
+
+
+def test_a_probe_whose_caller_left_frees_the_place(breaker, clock):
+    fail(breaker, 5)
+    clock.now += 1.0
+    assert breaker.admit()
+    breaker.settle("unknown")
+    assert breaker.state == "half-open"
+    assert breaker.admit()
+
+
+def test_calls_under_way_when_it_opened_do_not_lengthen_it(breaker, clock):
+    for _ in range(12):
+        assert breaker.admit()
+    for _ in range(12):
+        breaker.settle("failed")
+    assert breaker.wait_s == 1.0
+    assert breaker.opened == 1
+
+
+def test_random_refusals_of_a_third_do_not_open_it(breaker):
+    rng = random.Random(7)
+    for _ in range(50_000):
+        assert breaker.admit()
+        breaker.settle("refused" if rng.random() < 1 / 3 else "ok")
+    assert breaker.opened == 0
+
+
+def test_the_budget_is_a_share_of_the_calls_and_a_trickle(clock):
+    budget = RetryBudget(clock, share=0.12, per_s=1.0, most=10.0)
+    assert [budget.take() for _ in range(11)] == [True] * 10 + [False]
+    for _ in range(25):
+        budget.offer()
+    assert [budget.take() for _ in range(4)] == [True] * 3 + [False]  # 25 × 0.12 = 3
+    clock.now += 2.0
+    assert [budget.take() for _ in range(3)] == [True] * 2 + [False]
+    clock.now += 3600.0
+    assert sum(budget.take() for _ in range(100)) == 10
+
+
+def test_thirty_percent_refusals_stay_below_a_fifth_more_calls(clock):
+    rng = random.Random(3)
+    budget = RetryBudget(clock)
+    offered = upstream = 0
+    for _ in range(4_000):
+        clock.now += 0.02  # 50 calls a second
+        offered += 1
+        budget.offer()
+        upstream += 1
+        while rng.random() < 0.3 and budget.take():
+            upstream += 1
+    assert 1.1 < upstream / offered <= 1.2
+
+
+def test_a_grant_is_used_once(clock):
+    budget = RetryBudget(clock, most=10.0)
+    assert sum(budget.take() for _ in range(50)) == 10
+    budget.grant(30)
+    budget.offer()
+    assert sum(budget.take() for _ in range(50)) == 30

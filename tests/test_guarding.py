@@ -1,0 +1,131 @@
+"""The guard around a dependency's calls: places, waits, the breaker's leave, turns to retry."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from app import guarding
+from app.errors import ClusterUnavailable
+from app.guarding import Guard, repeating
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def guard_of(clock: Clock, **options) -> Guard:
+    return Guard(
+        "test",
+        places=2,
+        error=lambda what, wait: ClusterUnavailable(what, retry_after_s=wait),
+        clock=clock,
+        **options,
+    )
+
+
+async def hold(guard: Guard, until: asyncio.Event, outcome="ok") -> None:
+    async with guard.call(wait_s=5) as call:
+        await until.wait()
+        call.outcome = outcome
+
+
+async def test_a_full_pool_makes_wait_and_then_refuses(clock):
+    guard = guard_of(clock)
+    release = asyncio.Event()
+    holding = [asyncio.create_task(hold(guard, release)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert (guard.used, guard.waiting) == (2, 0)
+    with pytest.raises(ClusterUnavailable, match="2 calls were under way for"):
+        async with guard.call(wait_s=0.01):
+            pass
+    waiting = asyncio.create_task(hold(guard, release))
+    await asyncio.sleep(0)
+    assert guard.waiting == 1
+    release.set()
+    await asyncio.gather(*holding, waiting)
+    assert (guard.used, guard.waiting) == (0, 0)
+
+
+async def test_more_than_may_wait_are_refused_at_once(clock):
+    guard = guard_of(clock, most_waiting=1)
+    release = asyncio.Event()
+    tasks = [asyncio.create_task(hold(guard, release)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(ClusterUnavailable, match="1 wait already"):
+        async with guard.call(wait_s=60):
+            pass
+    release.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_an_open_breaker_sends_nothing_and_a_probe_closes_it(clock):
+    guard = guard_of(clock)
+    for _ in range(5):
+        async with guard.call(wait_s=1) as call:
+            call.outcome = "failed"
+    with pytest.raises(ClusterUnavailable, match="left alone") as refused:
+        async with guard.call(wait_s=1):
+            pass
+    assert refused.value.retry_after_s == 1.0
+    clock.now += 1.0
+    async with guard.call(wait_s=1) as call:
+        call.outcome = "ok"
+    assert guard.told() == {"breaker": "closed", "pool": 2, "used": 0, "waiting": 0}
+
+
+async def test_a_caller_that_left_after_a_long_wait_tells_of_a_hang(clock):
+    guard = guard_of(clock)
+
+    async def left(after_s: float) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            async with guard.call(wait_s=1):
+                clock.now += after_s
+                raise asyncio.CancelledError
+
+    for _ in range(20):
+        await left(guarding.HANG_S / 2)
+    assert guard.told()["breaker"] == "closed"
+    for _ in range(5):
+        await left(guarding.HANG_S)
+    assert guard.told()["breaker"] == "open"
+
+
+async def test_turns_come_from_the_budget_and_repeated_calls_earn_none(clock):
+    guard = guard_of(clock)
+    soon = asyncio.get_running_loop().time()
+    turns = [await guard.turn_to_retry(until=soon) for _ in range(11)]
+    assert turns == [True] * 10 + [False]
+    for _ in range(9):
+        with repeating():
+            async with guard.call(wait_s=1) as call:
+                call.outcome = "ok"
+    assert not await guard.turn_to_retry(until=soon)
+    for _ in range(9):  # 9 × 0.12 > 1
+        async with guard.call(wait_s=1) as call:
+            call.outcome = "ok"
+    assert await guard.turn_to_retry(until=soon)
+
+
+async def test_all_who_waited_for_a_recovery_go_then(clock):
+    guard = guard_of(clock)
+    until = asyncio.get_running_loop().time() + 20
+    assert [await guard.turn_to_retry(until=0) for _ in range(10)] == [True] * 10
+    for _ in range(5):
+        async with guard.call(wait_s=1) as call:
+            call.outcome = "failed"
+    waiting = [asyncio.create_task(guard.turn_to_retry(until=until)) for _ in range(30)]
+    await asyncio.sleep(0)
+    clock.now += 1.0
+    async with guard.call(wait_s=1) as call:
+        call.outcome = "ok"
+    assert all(await asyncio.gather(*waiting))
