@@ -4,11 +4,10 @@ Bodies are read as strict JSON (no NaN, no duplicate keys, well-formed Unicode),
 here, with the field's name and a remedy, in RFC 9457 form. Nothing of a body is echoed unescaped or at length.
 """
 
-import asyncio
 import difflib
 import json
+import logging
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,12 +20,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
-from app import catalog, files, indexing
+from app import catalog, files, indexing, observing, watching
 from app import cursor as cursors
 from app import search as searching
 from app import why as whys
 from app.drafts import Names
-from app.errors import ClusterUnavailable, HalflifeError, InvalidRequest, NotFound
+from app.errors import HalflifeError, InvalidRequest, NotFound
 from app.feedback import Votes
 from app.filters import compile_filter
 from app.models import (
@@ -58,10 +57,10 @@ from app.times import to_ms
 
 Model = TypeVar("Model", bound=BaseModel)
 router = APIRouter()
+log = logging.getLogger("halflife")
 JSON = "application/json"
 PROBLEM = "application/problem+json"
 LIST_KEEP_ALIVE_S = 120.0
-CHECK_WITHIN_S = 3.0
 
 
 @dataclass(slots=True)
@@ -79,6 +78,8 @@ class Service:
     model: str
     searchlog: SearchLog
     votes: Votes
+    watch: watching.Watch
+    log_queries: bool = False
     ready: bool = False
 
 
@@ -213,6 +214,9 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 def answer(model: BaseModel, *, status: int = 200) -> Response:
     """Return the model as JSON. Serialised once, by pydantic; never as FastAPI would, twice."""
+    if isinstance(model, BulkResult):
+        for item in model.items:
+            observing.ITEMS.labels(item.status).inc()
     return Response(model.model_dump_json(by_alias=True), status_code=status, media_type=JSON)
 
 
@@ -313,6 +317,9 @@ async def _search(
     request: Request, searches: Sequence[Search], collection: Collection
 ) -> list[SearchResult | HalflifeError]:
     service = service_of(request)
+    if service.log_queries:
+        for search in searches:
+            log.info("query in %s: %s", collection.name, search.query, extra={"query": search.query})
     try:
         results = await searching.search(
             searches,
@@ -723,38 +730,17 @@ async def livez() -> Response:
 
 @router.get("/readyz", tags=["health"], summary="Can it serve")
 async def readyz(request: Request) -> Response:
-    """Ask the cluster and the embedder: ready, degraded (no embedder: words alone are searched), or 503."""
+    """Ask each dependency: ready, degraded (no embedder: words alone are searched; no writes), or 503."""
     service = service_of(request)
-    checks: dict[str, Any] = {}
-    for name, check in (("elasticsearch", _check_cluster), ("embedder", _check_embedder)):
-        begun = time.monotonic()
-        try:
-            checks[name] = {"status": "ok", **await asyncio.wait_for(check(service), CHECK_WITHIN_S)}
-        except TimeoutError:
-            checks[name] = {"status": "failed", "reason": f"no answer within {CHECK_WITHIN_S:g} s"}
-        except HalflifeError as error:
-            checks[name] = {"status": "failed", "reason": error.detail, "remedy": error.remedy}
-        checks[name]["took_ms"] = round((time.monotonic() - begun) * 1000)
-    # Without the embedder the text routes still answer: degraded, but not to be taken out of service.
-    ready = service.ready and checks["elasticsearch"]["status"] == "ok"
-    whole = ready and checks["embedder"]["status"] == "ok"
-    body = {"status": "ready" if whole else "degraded" if ready else "not ready", "checks": checks}
+    ready, body = await service.watch.readiness(serving=service.ready)
     return Response(to_json(body), status_code=200 if ready else 503, media_type=JSON)
 
 
-async def _check_cluster(service: Service) -> dict[str, Any]:
-    info = await service.doors.cluster.info(timeout_s=3)
-    health = await service.doors.cluster.health(timeout_s=3)
-    if health.get("status") == "red":
-        raise ClusterUnavailable(
-            "some shards are not there (the cluster's health is red)",
-            remedy="wait for them, or see GET /_cluster/health",
-        )
-    return {"version": info.version, "cluster": info.name, "health": health.get("status")}
-
-
-async def _check_embedder(service: Service) -> dict[str, Any]:
-    return {"dims": await service.doors.embedder.check(), "model": service.model}
+@router.get("/metrics", tags=["health"], summary="Prometheus metrics")
+async def metrics(request: Request) -> Response:
+    """Return what this process has measured, in Prometheus' text form; asks nobody."""
+    body, content_type = service_of(request).watch.exposition()
+    return Response(body, media_type=content_type)
 
 
 # --- failures ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from app import observing
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -52,6 +54,7 @@ class Edge:
             return
         request_id = self._id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
+        observing.request_id.set(request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from app import bulks, chunking, documents, fields, names
+from app import bulks, chunking, documents, fields, names, observing
 from app.bulks import Report, conflict, contended, failed, in_slices, in_waves
 from app.chunking import Chunk
 from app.documents import InvalidItem, Source
@@ -244,6 +244,7 @@ class Indexer:
         await self._embed(target, [item for item in items if target.space not in item.vectors])
         return [_encoded(item, target) for item in items]
 
+    @observing.staged("embed documents")
     async def _embed(self, target: Target, items: Sequence["_Upsert"]) -> None:
         """Give each item its vectors in the target's space, or the error that kept one of its chunks without."""
         asked: dict[str, int] = {}
@@ -727,10 +728,15 @@ class TouchQueue:
         self.dropped = 0
         self.failed = 0
 
+    @property
+    def waiting(self) -> int:
+        """How many documents' touches wait to be written."""
+        return sum(len(instants) for _, instants in self._waiting.values())
+
     def add(self, collection: Collection, ids: Iterable[str], at: datetime) -> None:
         """Note that these documents were read at that moment."""
         _, waiting = self._waiting.setdefault(collection.name, (collection, {}))
-        room = self._most - sum(len(instants) for _, instants in self._waiting.values())
+        room = self._most - self.waiting
         for id_ in ids:
             if id_ in waiting:
                 waiting[id_] = max(waiting[id_], at)

@@ -11,14 +11,14 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from app import catalog, indexing, openapi
+from app import catalog, indexing, observing, openapi
 from app.api import Service, install_handlers, router
 from app.edge import Edge
 from app.elastic import Cluster
@@ -26,6 +26,7 @@ from app.embedding import Embedder
 from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError, InvalidRequest
 from app.extracting import Limits
 from app.feedback import Votes
+from app.metering import Metering
 from app.models import Collection
 from app.reranking import Reranker
 from app.sandbox import Bounds, Sandbox
@@ -33,11 +34,14 @@ from app.search import Doors
 from app.searchlog import SearchLog
 from app.settings import Settings
 from app.targets import CatalogTargets, OtherModel
+from app.watching import Watch
 from app.writes import DocumentEmbedder, Patience, Stamper, Targets
 
 Result = TypeVar("Result")
 log = logging.getLogger("halflife")
 VERSION = "0.1.0"
+CLOSE_WITHIN_S = 2.0
+"""Touches that can't be written by then are given up: a service that stops must not hang on a dead cluster."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -46,10 +50,15 @@ def create_app(settings: Settings) -> FastAPI:
     Start-up waits for the cluster and the embedder, installs the templates, and stops with the remedy where a
     template, an index or the embedder's dims do not fit.
     """
+    tracing = None
+    if settings.traces_endpoint is not None:
+        tracing = observing.trace_to(settings.traces_endpoint, service="halflife", version=VERSION)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as opened:
+            if tracing is not None:
+                opened.callback(tracing.close)
             cluster = open_cluster(settings)
             opened.push_async_callback(cluster.close)
             embedder = open_embedder(settings)
@@ -63,9 +72,11 @@ def create_app(settings: Settings) -> FastAPI:
                 settings, cluster=cluster, embedder=embedder, reranker=reranker, sandbox=sandbox
             )
             await service.touches.start()
-            opened.push_async_callback(service.touches.close)
-            opened.push_async_callback(service.searchlog.close)
-            opened.push_async_callback(service.votes.close)
+            opened.push_async_callback(_within, CLOSE_WITHIN_S, service.touches.close)
+            service.watch.start()
+            opened.push_async_callback(service.watch.close)
+            opened.push_async_callback(_within, CLOSE_WITHIN_S, service.searchlog.close)
+            opened.push_async_callback(_within, CLOSE_WITHIN_S, service.votes.close)
             if settings.search_log_rate > 0:
                 await service.searchlog.start()
                 await service.votes.start()
@@ -83,6 +94,13 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url="/docs" if settings.docs else None,
         redoc_url=None,
         openapi_url="/openapi.json" if settings.docs else None,
+        # Its own spans of each request, where a provider of traces is set up; metrics and logs are ours.
+        telemetry={
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "exclude": lambda scope: scope.get("path") in observing.TRACED_PATHS_LEFT_OUT,
+        },
     )
     app.include_router(router)
     install_handlers(app)
@@ -93,6 +111,7 @@ def create_app(settings: Settings) -> FastAPI:
         max_concurrent=settings.max_concurrent_requests,
         new_id=lambda: uuid.uuid4().hex,
     )
+    app.add_middleware(Metering)
     return app
 
 
@@ -111,6 +130,7 @@ def open_cluster(settings: Settings) -> Cluster:
         verify_certs=settings.elasticsearch_verify_certs,
         request_timeout_s=settings.elasticsearch_timeout_s,
         connections=settings.elasticsearch_connections,
+        pool_wait_s=settings.elasticsearch_pool_wait_s,
     )
 
 
@@ -231,14 +251,17 @@ async def _start(
         embed_within_s=settings.embedding_query_timeout_s,
         votes=votes.ratings,
     )
+    touches = indexing.TouchQueue(lambda instants, collection: indexer.touch(instants, collection=collection))
     return Service(
         doors=doors,
         catalog=known,
         indexer=indexer,
         sandbox=sandbox,
-        touches=indexing.TouchQueue(
-            lambda instants, collection: indexer.touch(instants, collection=collection)
+        touches=touches,
+        watch=Watch(
+            cluster=cluster, embedder=embedder, reranker=reranker, touches_waiting=lambda: touches.waiting
         ),
+        log_queries=settings.log_queries,
         now=_now,
         auto_create=settings.auto_create_collections,
         dims=dims,
@@ -266,6 +289,12 @@ def _searchlog(settings: Settings, cluster: Cluster) -> tuple[SearchLog, Votes]:
     )
     votes = Votes(cluster, searchlog, secret=secret, now=_now, keep_days=settings.feedback_days)
     return searchlog, votes
+
+
+async def _within(seconds: float, close: Callable[[], Awaitable[None]]) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await close()
 
 
 async def _patiently(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from app import names, queries
+from app import names, observing, queries
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorExpired, EmbedderUnavailable, HalflifeError, SchemaMismatch, Unavailable
@@ -50,6 +50,7 @@ class Run:
         self.degraded = True
         if reason not in self.warnings:
             self.warnings.append(reason)
+        observing.DEGRADED.labels("other" if error is None else error.code).inc()
         if error is not None and self.failure is None:
             self.failure = error
 
@@ -82,6 +83,7 @@ class _Ask:
     tail: int | None
 
 
+@observing.staged("recall")
 async def recall(
     live: list[Run], *, cluster: Cluster, embedder: Embedder, embed_within_s: float, request_id: str | None
 ) -> str | None:
@@ -155,6 +157,7 @@ def _ready(ask: _Ask) -> bool:
     return not ask.route.needs_vector or ask.route.text in run.vectors
 
 
+@observing.staged("embed query")
 async def _embed(live: list[Run], *, cluster: Cluster, embedder: Embedder, within_s: float) -> None:
     """Give each run its vectors: one call for all texts; a failure marks the routes that needed them."""
     texts: dict[str, None] = {}
@@ -239,6 +242,7 @@ def _body(ask: _Ask) -> dict[str, Any]:
     return route_body(plan, ask.route, ask.run.vectors, size=ask.tail or plan.window)
 
 
+@observing.staged("routes")
 async def _ask(
     asks: Sequence[_Ask],
     *,
@@ -290,6 +294,7 @@ def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
         run.tails.setdefault(ask.tail, {})[name] = read
         return
     run.answers[name] = read
+    observing.ROUTES.labels(ask.route.kind).observe((read.took_ms or 0) / 1000)
     if read.partial is not None:
         run.degrade(f"route '{name}' is partial: {read.partial}", Unavailable(read.partial, retry_after_s=1))
     run.statuses[name] = RouteStatus(

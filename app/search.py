@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from app import cursor as cursors
-from app import decay, fields, names, queries
+from app import decay, fields, names, observing, queries
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
@@ -270,6 +270,7 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
     return outcomes
 
 
+@observing.staged("measure")
 async def measure(
     runs: Sequence[Run], *, doors: Doors, caller: Caller
 ) -> dict[int, dict[str, tuple[float, float, float]] | HalflifeError]:
@@ -336,6 +337,7 @@ Found = dict[str, dict[str, Any]]
 """Key of a hit -> its document as the cluster gave it."""
 
 
+@observing.staged("fetch")
 async def _fetch(
     wanted: Sequence[tuple[Run, list[Placed]]], *, doors: Doors, caller: Caller
 ) -> dict[int, Found | HalflifeError]:
@@ -457,6 +459,7 @@ async def _explain_missed(runs: Sequence[tuple[Run, _Outcome]], *, doors: Doors,
 
 def _result(run: Run, outcome: _Outcome, *, cursor: str | None, started: float) -> SearchResult:
     plan = run.plan
+    observing.answered(candidates=len(outcome.order), degraded=run.degraded, hits=len(outcome.page))
     warnings = list(dict.fromkeys(run.warnings))
     if plan.base_decay is not None and outcome.page:
         factors = [

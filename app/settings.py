@@ -33,6 +33,9 @@ class Settings(BaseSettings):
         10.0, gt=0, le=300, description="Longest wait for one request to the cluster."
     )
     elasticsearch_connections: int = Field(20, ge=1, le=1000, description="Connections to each node.")
+    elasticsearch_pool_wait_s: float = Field(
+        2.0, gt=0, le=60, description="Longest wait for one of those connections; then 503."
+    )
     startup_wait_s: float = Field(
         60.0, ge=0, le=3600, description="How long start-up waits for the cluster and the embedder."
     )
@@ -129,6 +132,17 @@ class Settings(BaseSettings):
     )
     feedback_days: int = Field(
         180, ge=31, le=3650, description="Days that votes on logged searches are kept."
+    )
+    drain_s: float = Field(
+        1.0, ge=0, le=60, description="Between SIGTERM (`/readyz` turns red) and the end of listening."
+    )
+    log_format: Literal["text", "json"] = Field("text", description="Log lines as text or as JSON objects.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="From which level on."
+    )
+    log_queries: bool = Field(False, description="Write the texts of queries into the log.")
+    traces_endpoint: str | None = Field(
+        None, description="An OTLP collector (http://host:4318): sends traces. Needs the extra `tracing`."
     )
     docs: bool = Field(True, description="Serve /docs and /openapi.json.")
 

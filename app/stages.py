@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from app import decay, diversity, fields, fusion, queries
+from app import decay, diversity, fields, fusion, observing, queries
 from app.errors import RerankerFailed
 from app.models import Fusion, HitFeedback, RouteHit
 from app.planning import Candidate, Plan, RouteAnswer
@@ -243,6 +243,7 @@ def passage_of(item: Placed, hit: Mapping[str, Any], plan: Plan) -> dict[str, An
     return {"number": item.chunk, **told, "relevance": None}
 
 
+@observing.staged("after fusion")
 async def after_fusion(
     plan: Plan,
     order: list[Placed],

@@ -312,8 +312,15 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            help="debug, info, warning or error. Default: $HALFLIFE_LOG_LEVEL, else info.", show_default=False
+        ),
+    ] = None,
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log every request; JSON logs do so anyway.")
+    ] = False,
 ) -> int:
     r"""Serve the API alone.
 
@@ -330,7 +337,7 @@ def serve(
     """
     from scripts.serving import serve as serve_api
 
-    if log_level.lower() not in {"debug", "info", "warning", "error"}:
+    if log_level is not None and log_level.lower() not in {"debug", "info", "warning", "error"}:
         raise typer.BadParameter("choose debug, info, warning or error", param_hint="--log-level")
     serve_api(host=host, port=port, log_level=log_level, access_log=access_log)
     return 0

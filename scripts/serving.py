@@ -9,18 +9,22 @@ import contextlib
 import logging
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from app.errors import HalflifeError, InvalidRequest
 from scripts.stack import end_with_stdin
 
 if TYPE_CHECKING:
+    import uvicorn
     from fastapi import FastAPI
 
     from app.settings import Settings
 
-_DRAIN_S = 15
+# With the pause before it, within the ten seconds that an orchestrator waits by default.
+_DRAIN_S = 8
 # Longer than clients keep idle connections, lest they write into one that is being closed.
 _KEEP_ALIVE_S = 75
 
@@ -58,14 +62,21 @@ def read_settings() -> "Settings":
 
 
 def serve(
-    *, host: str | None = None, port: int | None = None, log_level: str = "info", access_log: bool = False
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    log_level: str | None = None,
+    access_log: bool = False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the requests under way. `host` and `port` override the settings.
+    """Serve until SIGTERM or SIGINT, then finish the requests under way. What is given overrides the settings.
+
+    At the signal `/readyz` turns red, HALFLIFE_DRAIN_S later the service stops listening, and within 8 s more it ends.
 
     Raises a HalflifeError with the remedy if the service can't start; call in the main thread.
     """
     import uvicorn
 
+    from app import logs
     from app.main import create_app
 
     settings = read_settings()
@@ -76,21 +87,21 @@ def serve(
     config = uvicorn.Config(
         application,
         log_config=None,
-        access_log=access_log,
+        # Each request's line is the service's own: by route template, with its id, refused ones too.
+        access_log=False,
         lifespan="on",
         server_header=False,
         timeout_graceful_shutdown=_DRAIN_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    logs.configure(
+        settings.log_format,
+        log_level or settings.log_level,
+        requests=access_log or settings.log_format == "json",
     )
-    # Each request's own line, twice over, is not news.
-    for name in ("httpx2", "httpcore2", "elastic_transport"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(lambda record: start.failure is None)
     with listen(host, port) as sock:
-        server = uvicorn.Server(config)
+        server = _draining(config, application, settings.drain_s)
         # uvicorn ends the program by itself where the start failed, having logged why.
         with contextlib.suppress(SystemExit):
             server.run(sockets=[sock])
@@ -98,6 +109,26 @@ def serve(
         raise start.failure
     if not server.started:
         raise StartFailed("the service did not start", remedy="its log above says why")
+
+
+def _draining(config: "uvicorn.Config", application: "FastAPI", pause_s: float) -> "uvicorn.Server":
+    """Return a server that goes on serving for a moment after the signal, so that load balancers see it leave."""
+    import uvicorn
+
+    class Draining(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            service = getattr(application.state, "service", None)
+            if service is None or not service.ready or pause_s <= 0:
+                # A second signal, or one before it served: at once.
+                super().handle_exit(sig, frame)
+                return
+            service.ready = False
+            leave = super().handle_exit
+            timer = threading.Timer(pause_s, lambda: leave(sig, frame))
+            timer.daemon = True
+            timer.start()
+
+    return Draining(config)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,65 @@
+"""The outermost layer of the service: how long each request took, and how it ended. Plain ASGI.
+
+It stands around the edge, so that what the edge refuses is counted too.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from app import observing
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+UNWATCHED: Final = frozenset({"/livez", "/readyz", "/metrics"})
+REFUSALS: Final = {
+    401: "unauthorized", 403: "forbidden", 408: "too slow", 413: "too large", 429: "limited", 503: "shed",
+}  # fmt: skip
+"""What a status means that was answered before any route was reached."""
+
+log = logging.getLogger("halflife.access")
+
+
+class Metering:
+    """Measures requests and writes one line for each."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one connection event; only HTTP requests are looked at."""
+        if scope["type"] != "http" or scope["path"] in UNWATCHED:
+            await self._app(scope, receive, send)
+            return
+        begun = time.perf_counter()
+        status = 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        observing.UNDER_WAY.inc()
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            observing.UNDER_WAY.dec()
+            took = time.perf_counter() - begun
+            route = getattr(scope.get("route"), "path_format", None)
+            # Left before an answer: nginx' number for it.
+            status = status or 499
+            observing.REQUESTS.labels(route or "none", scope["method"], str(status)).observe(took)
+            if route is None and status in REFUSALS:
+                observing.REFUSED.labels(REFUSALS[status]).inc()
+            log.log(
+                logging.WARNING if status in (500, 502, 507) else logging.INFO, "%s %s %d in %.1f ms", scope["method"], route or "(no route)", status, took * 1000,
+                extra={
+                    "method": scope["method"], "route": route, "status": status, "took_ms": round(took * 1000, 1),
+                    "request_id": scope.get("state", {}).get("request_id"),
+                },
+            )  # fmt: skip

@@ -1,0 +1,225 @@
+"""What operators are told of a running service: whether each dependency serves, and counts that only asking tells.
+
+Readiness is asked for when somebody looks; documents and reindexes are counted in the background, so that `/metrics`
+never waits for the cluster. A failing dependency is a finding here, never an exception.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from app import catalog, moves, names, observing
+from app.elastic import Cluster
+from app.embedding import Embedder
+from app.errors import ClusterUnavailable, HalflifeError, NotFound
+from app.guarding import Guard
+from app.reranking import Reranker
+
+Json = dict[str, Any]
+
+CHECK_WITHIN_S: Final = 3.0
+ANSWERED_WITHIN_S: Final = 5.0
+"""An embedder that answered so lately is not asked again: a probe of it costs an embedding."""
+CENSUS_EVERY_S: Final = 30.0
+TICK_S: Final = 1.0
+
+
+class Watch:
+    """Looks after the dependencies of one process."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        embedder: Embedder,
+        reranker: Reranker | None,
+        touches_waiting: Callable[[], int],
+    ) -> None:
+        self._cluster = cluster
+        self._embedder = embedder
+        self._reranker = reranker
+        self._touches_waiting = touches_waiting
+        self._lag_s = 0.0
+        self._counted: set[str] = set()
+        self._moving: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def guards(self) -> list[Guard]:
+        """The guards of all dependencies."""
+        doors = (self._cluster, self._embedder, self._reranker)
+        return [door.guard for door in doors if door is not None]
+
+    def start(self) -> None:
+        """Measure and count in the background from now on."""
+        self._tasks = [
+            asyncio.create_task(self._tick(), name="loop lag"),
+            asyncio.create_task(self._count(), name="census"),
+        ]
+
+    async def close(self) -> None:
+        """Stop."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- readiness
+
+    async def readiness(self, *, serving: bool) -> tuple[bool, Json]:
+        """Return whether the service can serve, and what of it: ready, degraded, not ready, or stopping.
+
+        Not ready is a cluster that can't be searched. Degraded still answers: without the embedder by words alone,
+        without the reranker in the fused order, with a full disk without writes.
+        """
+        checks: dict[str, Json] = {}
+        found = await asyncio.gather(
+            _checked(self._check_cluster), _checked(self._check_embedder), return_exceptions=False
+        )
+        checks["elasticsearch"] = {**found[0], **self._cluster.guard.told()}
+        checks["embedder"] = {**found[1], **self._embedder.guard.told()}
+        if self._reranker is not None:
+            told = self._reranker.guard.told()
+            checks["reranker"] = {"status": "ok" if told["breaker"] == "closed" else "failed", **told}
+        ready = serving and checks["elasticsearch"]["status"] == "ok"
+        whole = all(check["status"] == "ok" for check in checks.values())
+        whole = (
+            whole and checks["elasticsearch"]["writable"] and not checks["elasticsearch"]["templates_differ"]
+        )
+        status = (
+            "stopping"
+            if not serving
+            else "ready"
+            if whole and ready
+            else "degraded"
+            if ready
+            else "not ready"
+        )
+        lag: Json = {
+            "event_loop_ms": round(self._lag_s * 1000),
+            "touches_waiting": self._touches_waiting(),
+            "cluster_tasks": checks["elasticsearch"].pop("pending_tasks", None),
+            "cluster_longest_task_ms": checks["elasticsearch"].pop("longest_task_ms", None),
+        }
+        return ready, {"status": status, "checks": checks, "lag": lag}
+
+    async def _check_cluster(self) -> Json:
+        info, health, blocked, versions = await asyncio.gather(
+            self._cluster.info(timeout_s=CHECK_WITHIN_S),
+            self._cluster.health(timeout_s=CHECK_WITHIN_S),
+            self._cluster.blocked(f"{names.PREFIX}*", timeout_s=CHECK_WITHIN_S),
+            self._cluster.template_versions(f"{names.PREFIX}*", timeout_s=CHECK_WITHIN_S),
+        )
+        if health.get("status") == "red":
+            raise ClusterUnavailable(
+                "some shards are not there (the cluster's health is red)",
+                remedy="wait for them, or see GET /_cluster/health",
+            )
+        shipped = {name: catalog.shipped(name)["version"] for name in catalog.COMPONENTS}
+        installed = {name: versions.get(name) for name in shipped}
+        told: Json = {
+            "version": info.version,
+            "cluster": info.name,
+            "health": health.get("status"),
+            "writable": not blocked,
+            "templates": installed,
+            "templates_differ": installed != shipped,
+            "pending_tasks": health.get("number_of_pending_tasks"),
+            "longest_task_ms": health.get("task_max_waiting_in_queue_millis"),
+        }
+        if blocked:
+            told["blocked"] = {index: blocked[index] for index in sorted(blocked)[:20]}
+            told["remedy"] = (
+                "free disk space or add a node; a block that an operator set must be removed by hand"
+            )
+        return told
+
+    async def _check_embedder(self) -> Json:
+        guard = self._embedder.guard
+        now = time.monotonic()
+        fresh = guard.answered_at is not None and now - guard.answered_at < ANSWERED_WITHIN_S
+        if fresh and guard.breaker.state == "closed" and self._embedder.dims is not None:
+            return {"dims": self._embedder.dims, "model": self._embedder.model}
+        return {"dims": await self._embedder.check(), "model": self._embedder.model}
+
+    # --- metrics
+
+    def exposition(self) -> tuple[bytes, str]:
+        """Return the metrics of now, and their content type."""
+        for guard in self.guards:
+            observing.breaker_state(guard.dependency, guard.breaker.state)
+        observing.TOUCHES.set(self._touches_waiting())
+        return observing.exposition()
+
+    async def _tick(self) -> None:
+        while True:
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self._lag_s = max(0.0, time.monotonic() - due)
+            observing.LOOP_LAG.set(self._lag_s)
+
+    async def _count(self) -> None:
+        while True:
+            with contextlib.suppress(HalflifeError):
+                await self.census()
+            await asyncio.sleep(CENSUS_EVERY_S)
+
+    async def census(self) -> None:
+        """Count the documents of the collections and how far those that are being copied are, and set the metrics."""
+        aliases = await self._cluster.resolve_aliases(f"{names.PREFIX}*")
+        found = sorted(name for alias in aliases if (name := names.parse_read_alias(alias)) is not None)
+        found = found[: observing.MOST_COLLECTIONS]
+        counted = set()
+        for name in found:
+            with contextlib.suppress(NotFound):
+                observing.DOCUMENTS.labels(name).set(await self._cluster.count(names.read_alias(name)))
+                counted.add(name)
+        for gone in self._counted - counted:
+            with contextlib.suppress(KeyError):
+                observing.DOCUMENTS.remove(gone)
+        self._counted = counted
+        moving = await self._reindexes(found)
+        for name, progress in moving.items():
+            observing.REINDEX.labels(name).set(progress)
+        for ended in self._moving - set(moving):
+            with contextlib.suppress(KeyError):
+                observing.REINDEX.remove(ended)
+        self._moving = set(moving)
+        observing.CENSUS_AGE.set(time.time())
+
+    async def _reindexes(self, collections: list[str]) -> Mapping[str, float]:
+        if not collections:
+            return {}
+        try:
+            entries = await self._cluster.mget(
+                moves.STATE_INDEX,
+                [moves.state_id(name) for name in collections],
+                timeout_s=self._cluster.request_timeout_s,
+            )
+        except NotFound:
+            return {}
+        progress: dict[str, float] = {}
+        for name, entry in zip(collections, entries, strict=True):
+            if entry.get("found"):
+                state = entry["_source"]["state"]
+                if state["phase"] != "copying":
+                    continue
+                progress[name] = (
+                    1.0 if state["copied"] else state["done"] / max(1, state["total"], state["done"])
+                )
+        return progress
+
+
+async def _checked(check: Callable[[], Awaitable[Json]]) -> Json:
+    begun = time.monotonic()
+    told: Json
+    try:
+        async with asyncio.timeout(CHECK_WITHIN_S):
+            told = {"status": "ok", **await check()}
+    except TimeoutError:
+        told = {"status": "failed", "reason": f"no answer within {CHECK_WITHIN_S:g} s"}
+    except HalflifeError as error:
+        told = {"status": "failed", "reason": error.detail, "remedy": error.remedy}
+    told["took_ms"] = round((time.monotonic() - begun) * 1000)
+    return told
