@@ -579,6 +579,8 @@ def test_readiness_names_each_dependency(client, embedding):
     body = client.get("/readyz").json()
     assert body["status"] == "ready"
     assert body["checks"].keys() == {"elasticsearch", "embedder"}
+    assert body["checks"]["elasticsearch"]["writable"] is True
+    assert body["checks"]["elasticsearch"]["breaker"] == "closed"
 
 
 def test_every_openapi_example_runs_and_answers_as_described(client, collection):
