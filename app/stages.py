@@ -45,29 +45,6 @@ class Placed:
     additive: dict[str, float] | None = None
     feedback: HitFeedback | None = None
 
-
-def rated(plan: Plan, order: list[Placed]) -> list[Placed]:
-    """Return the fused order with each score multiplied by what votes say of the document, where they shall count.
-
-    Scores may be below 0 (z-scores): the least of the head is taken as zero then, as for a decay placed after fusion.
-    The tail keeps its order, below the head.
-    """
-    if plan.feedback is None or plan.ratings is None or not plan.ratings.by_document:
-        return order
-    head = [item for item in order if not item.tail]
-    zero = min([0.0, *(item.score for item in head)])
-    for item in order:
-        rating = plan.ratings.by_document.get(item.id)
-        if rating is not None:
-            item.feedback = rating.told(plan.feedback.strength)
-            if not item.tail:
-                item.score = zero + (item.score - zero) * item.feedback.factor
-    head.sort(key=lambda item: -item.score)  # stable: ties keep the fused order
-    tail = [item for item in order if item.tail]
-    for item in tail:
-        item.score = min(item.score, head[-1].score) if head else item.score
-    return head + tail
-
     @property
     def routes(self) -> dict[str, RouteHit]:
         """What each route gave it. Made when asked for: of a window of hundreds only a page is shown."""
@@ -92,6 +69,29 @@ def rated(plan: Plan, order: list[Placed]) -> list[Placed]:
                     note="not in its list: counted as the least in the window",
                 )  # fmt: skip
         return routes
+
+
+def rated(plan: Plan, order: list[Placed]) -> list[Placed]:
+    """Return the fused order with each score multiplied by what votes say of the document, where they shall count.
+
+    Scores may be below 0 (z-scores): the least of the head is taken as zero then, as for a decay placed after fusion.
+    The tail keeps its order, below the head.
+    """
+    if plan.feedback is None or plan.ratings is None or not plan.ratings.by_document:
+        return order
+    head = [item for item in order if not item.tail]
+    zero = min([0.0, *(item.score for item in head)])
+    for item in order:
+        rating = plan.ratings.by_document.get(item.id)
+        if rating is not None:
+            item.feedback = rating.told(plan.feedback.strength)
+            if not item.tail:
+                item.score = zero + (item.score - zero) * item.feedback.factor
+    head.sort(key=lambda item: -item.score)  # stable: ties keep the fused order
+    tail = [item for item in order if item.tail]
+    for item in tail:
+        item.score = min(item.score, head[-1].score) if head else item.score
+    return head + tail
 
 
 def fuse(
