@@ -498,6 +498,29 @@ class Cluster:
             lines += (encode({"index": header}), _line(action.source))
         return await self._bulk(lines, len(actions), refresh=refresh, timeout_s=timeout_s)
 
+    async def confirm(
+        self, alias: str, documents: Sequence[tuple[str, int, int]], *, timeout_s: float
+    ) -> list[bool]:
+        """Ask each document's primary whether it still is at the (seq_no, primary_term) given; writes nothing.
+
+        An update of nothing under `if_seq_no`: the primary compares, the copies only check that it still is one, and a
+        fenced alias or a blocked index refuses it as it would a write.
+        """
+        if not documents:
+            return []
+        lines: list[bytes] = []
+        for id_, seq_no, term in documents:
+            header = {
+                "_index": alias,
+                "_id": id_,
+                "if_seq_no": seq_no,
+                "if_primary_term": term,
+                "require_alias": True,
+            }
+            lines += (encode({"update": header}), b'{"doc":{},"_source":false}')
+        outcomes = await self._bulk(lines, len(documents), refresh="false", timeout_s=timeout_s)
+        return [outcome.result == "noop" and not outcome.shards_failed for outcome in outcomes]
+
     async def put_document(
         self,
         index: str,

@@ -7,9 +7,10 @@ come in as clauses, ready.
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -174,6 +175,19 @@ class Indexer:
             else:
                 report.put(item.position, decision)
         await self._reuse(writer, [write.payload for write in writes], leading)
+        unchanged = await self._unchanged(writer, [write.payload for write in writes], leading)
+        for item in unchanged:
+            assert item.stored is not None
+            report.put(
+                item.position,
+                ItemResult(
+                    id=item.document.id,
+                    status="unchanged",
+                    version=item.stored.version,
+                    chunks=len(item.chunks),
+                ),
+            )
+        writes = [write for write in writes if write.payload not in unchanged]
         await writer.write(writes, self._encode_upserts, refresh=refresh)
         again = []
         for write in writes:
@@ -231,13 +245,37 @@ class Indexer:
                 wanted[item.document.id] = item
         if not wanted:
             return
-        found = await writer.read(list(wanted), source=[fields.CHUNK_HASH, fields.EMBEDDING], vectors=True)
+        # Whole, since a document whose chunks are all the same may be the same altogether.
+        found = await writer.read(list(wanted), source=True, vectors=True)
         for id_, stored in found.items():
+            wanted[id_].whole = replace(stored, source=documents.without_vectors(stored.source))
             wanted[id_].reusable[leading.space] = {
                 chunk["hash"]: _pack(chunk["embedding"])
                 for chunk in stored.source.get(fields.CHUNKS, ())
                 if "hash" in chunk and "embedding" in chunk
             }
+
+    async def _unchanged(self, writer: Writer, items: Sequence["_Upsert"], leading: Target) -> "set[_Upsert]":
+        """Return the items that are stored already as sent, to the last field, so that writing them changes nothing."""
+        same: dict[str, _Upsert] = {}
+        for item in items:
+            stored = item.whole
+            known = item.reusable.get(leading.space, {})
+            if stored is None or stored.deleted or not all(chunk.hash in known for chunk in item.chunks):
+                continue
+            item.vectors[leading.space] = [known[chunk.hash] for chunk in item.chunks]
+            body = _encoded(item, leading)
+            if isinstance(body, HalflifeError):
+                continue
+            indexed_at = stored.source.get(fields.INDEXED_AT)
+            sent = {**documents.without_vectors(json.loads(body)), fields.INDEXED_AT: indexed_at}
+            if sent == stored.source:
+                same[item.document.id] = item
+        holds = await writer.settled({id_: item.whole for id_, item in same.items() if item.whole})
+        unchanged = {item for id_, item in same.items() if id_ in holds}
+        for item in unchanged:
+            item.stored = item.whole
+        return unchanged
 
     async def _encode_upserts(self, target: Target, writes: Sequence[Write]) -> list[bytes | HalflifeError]:
         items: list[_Upsert] = [write.payload for write in writes]
@@ -807,6 +845,8 @@ class _Upsert:
     indexed_at: str
     chunks: list[Chunk]
     stored: Stored | None = None
+    whole: Stored | None = None
+    """The stored document with its text, without vectors, where some of its chunks are the same."""
     vectors: dict[_Space, list[str | None] | HalflifeError] = field(default_factory=dict)
     reusable: dict[_Space, dict[str, str]] = field(default_factory=dict)
     truncated: bool = False

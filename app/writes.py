@@ -15,7 +15,7 @@ first is the only one to bring it to the second, so two indices never hold diffe
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar
@@ -101,6 +101,8 @@ class Stored:
 
     version: int
     source: dict[str, Any]
+    place: tuple[int, int] | None = None
+    """Its (seq_no, primary_term), where it was read by id."""
 
     @property
     def deleted(self) -> bool:
@@ -406,6 +408,33 @@ class Writer:
                     "reading documents: their index is being exchanged", retry_after_s=1
                 ) from again
 
+    async def settled(self, found: Mapping[str, Stored]) -> set[str]:
+        """Return which of these, read from the leading target, are acknowledged and current, as if written just now.
+
+        A read alone proves neither: what it saw may be another's write that is not on all copies yet and may still be
+        lost, and it may come from a copy or an index that is out of date. So every copy must have what was read (the
+        global checkpoint, asked after the read), and then the primary behind the write alias must still hold it. In
+        any doubt the answer is no, and the document is written.
+        """
+        try:
+            targets = await self._targets.current()
+            if len(targets) != 1 or not found:
+                return set()
+            checkpoints = await self._cluster.checkpoints(targets[0].collection.index)
+            # Which shard an id is on is the cluster's business: the lowest number holds for all.
+            everywhere = min(checkpoints.values())
+            asked = [
+                (id_, *stored.place)
+                for id_, stored in found.items()
+                if stored.place is not None and stored.place[0] <= everywhere
+            ]
+            confirmed = await self._cluster.confirm(
+                targets[0].alias, asked, timeout_s=self._patience.request_timeout_s
+            )
+        except HalflifeError:
+            return set()
+        return {id_ for (id_, _, _), holds in zip(asked, confirmed, strict=True) if holds}
+
     async def _mget(
         self, alias: str, ids: Sequence[str], *, source: bool | Sequence[str], vectors: bool = False
     ) -> dict[str, Stored]:
@@ -413,7 +442,9 @@ class Writer:
             alias, ids, source=source, vectors=vectors, timeout_s=self._patience.request_timeout_s
         )
         return {
-            entry["_id"]: Stored(entry["_version"], entry.get("_source", {}))
+            entry["_id"]: Stored(
+                entry["_version"], entry.get("_source", {}), (entry["_seq_no"], entry["_primary_term"])
+            )
             for entry in entries
             if entry.get("found")
         }

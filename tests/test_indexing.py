@@ -224,6 +224,93 @@ async def test_a_second_upsert_replaces_the_whole_document(world: World) -> None
     assert again.version > first.version
 
 
+FIRST: dict[str, Any] = {
+    "id": "a",
+    "title": "T",
+    "text": "some words",
+    "creation_time": "2026-01-02",
+    "tags": ["x"],
+    "metadata": {"pages": 3, "k": [1, {"z": None}]},
+}
+CHANGED = {
+    "the text": {"text": "other words"},
+    "the title, which is embedded with each chunk": {"title": "U"},
+    "a date": {"creation_time": "2026-01-03"},
+    "metadata": {"metadata": {"pages": 4}},
+    "a tag dropped": {"tags": []},
+    "a revision": {"revision": 5},
+    "a vector of its own": {"embedding": [0.5] * DIMS},
+    "no vector wanted": {"embedding": None},
+}
+
+
+async def test_the_same_again_is_unchanged_and_costs_neither_embedding_nor_write(world: World) -> None:
+    other = {**FIRST, "id": "b"}
+    first = (await world.upsert(FIRST, other)).items
+    before, asked = await world.raw("a"), len(world.server.requests)
+    again = (await world.upsert({**FIRST, "if_version": first[0].version}, other, {**FIRST, "id": "c"})).items
+    assert [item.status for item in again] == ["unchanged", "unchanged", "created"]
+    assert [item.version for item in again[:2]] == [item.version for item in first]
+    assert again[0].chunks == 1
+    assert await world.raw("a") == before
+    assert len(world.server.requests) == asked + 1, "only the new one was embedded"
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED.keys())
+async def test_whatever_differs_is_written(world: World, change: dict[str, Any]) -> None:
+    await world.upsert(FIRST)
+    before = await world.raw("a")
+    [item] = (await world.upsert({**FIRST, **change})).items
+    assert item.status == "updated"
+    assert (await world.raw("a"))["_seq_no"] > before["_seq_no"]
+
+
+async def test_a_document_that_came_without_vector_gets_one_when_it_is_wanted(world: World) -> None:
+    await world.upsert({**FIRST, "embedding": None})
+    [item] = (await world.upsert(FIRST)).items
+    assert item.status == "updated"
+    assert "embedding" in (await world.raw("a"))["_source"]["chunks"][0]
+
+
+async def test_what_was_deleted_or_touched_meanwhile_is_no_more_the_same(world: World) -> None:
+    await world.upsert(FIRST)
+    await world.indexer.delete_ids(["a"], collection=world.collection)
+    assert [item.status for item in (await world.upsert(FIRST)).items] == ["created"]
+    await world.indexer.touch({"a": NOON}, collection=world.collection)
+    assert [item.status for item in (await world.upsert(FIRST)).items] == ["updated"]
+
+
+async def test_unchanged_is_said_only_when_every_copy_has_it_and_the_primary_still_holds_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.upsert(FIRST)
+    writer = world.indexer._writer(world.collection)
+
+    async def read() -> dict[str, writes.Stored]:
+        return await writer.read(["a"], source=True)
+
+    seen = await read()
+    assert await writer.settled(seen) == {"a"}
+    place = seen["a"].place
+    assert place is not None
+    # What was read is not on all copies yet: another's write, which may still be lost.
+    [checkpoint] = (await world.cluster.checkpoints(world.collection.index)).values()
+    assert checkpoint == place[0]
+    ahead = {"a": writes.Stored(seen["a"].version, seen["a"].source, (place[0] + 1, place[1]))}
+    assert await writer.settled(ahead) == set()
+    # Somebody was faster between the read and the question.
+    await world.upsert({**FIRST, "text": "other words"})
+    assert await writer.settled(seen) == set()
+    # The index may not be written to: a reindex has fenced it.
+    seen = await read()
+    await world.cluster.add_write_block(world.collection.index)
+    try:
+        assert await writer.settled(seen) == set()
+    finally:
+        await world.cluster.clear_write_block(world.collection.index)
+    assert await writer.settled(seen) == {"a"}
+
+
 async def test_long_text_is_cut_and_only_changed_chunks_are_embedded_again(world: World) -> None:
     sections = [f"# Part {i}\n\n" + f"Sentence about topic number {i}. " * 3 for i in range(6)]
     [first] = (await world.upsert({"id": "long", "text": "\n\n".join(sections)})).items
@@ -622,7 +709,7 @@ async def test_metadata_cannot_grow_the_mapping_or_break_another_document(world:
     assert await world.cluster.get_mapping(world.collection.index) == before
     assert await world.ids({"term": {"metadata.k": "y" * 300}}) == ["long300"]
     assert (await world.get("immense")).metadata == {"k": "z" * 40_000}
-    assert statuses(await world.upsert({"id": "plain", "text": "t", "metadata": {"k": "v"}})) == ["updated"]
+    assert statuses(await world.upsert({"id": "plain", "text": "t", "metadata": {"k": "w"}})) == ["updated"]
 
 
 async def test_declared_values_are_typed_and_the_metadata_stays_as_sent(world: World) -> None:
