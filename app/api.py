@@ -372,7 +372,9 @@ async def post_feedback(request: Request) -> Response:
     "/v1/why", tags=["search"], summary="Why a document is (not) in a result", response_model=WhyResult
 )
 async def post_why(request: Request) -> Response:
-    """Account for one document in a search: rank and factor in each route, and what would bring it onto the page."""
+    """Account for one document in a search: rank and factor in each route, what the stages after fusion did with it (they
+    run, the reranker too), and what would bring it onto the page.
+    """
     asked = parse(Why, await read_json(request))
     service = service_of(request)
     result = await whys.why(

@@ -84,6 +84,12 @@ def drop_near_duplicates(
     }
 
 
+def cosine(one: npt.NDArray[np.floating] | None, other: npt.NDArray[np.floating] | None) -> float:
+    """Return the cosine of two vectors; 0 where one is missing or zero."""
+    units = _unit_vectors([one, other])
+    return float(np.round(units[0] @ units[1], 12)) if units.size else 0.0
+
+
 def mmr(relevance: Sequence[float], vectors: Vectors, *, lambda_: float, k: int) -> list[int]:
     """Return up to `k` positions in the order chosen by maximal marginal relevance (Carbonell and Goldstein, 1998).
 

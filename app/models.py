@@ -673,7 +673,30 @@ class WhyRoute(Value):
     rank_if_current: int | None = Field(
         None, description="The rank it would have if its own decay factor were 1."
     )
-    note: str | None = None
+    note: str | None = Field(None, description="Why the route does not find it, or adds nothing.")
+
+
+class WhyStage(Value):
+    """What a stage after fusion did with the document."""
+
+    before: int | None = Field(None, description="Its place in the list that the stage was given, from 1.")
+    after: int | None = Field(
+        None, description="Its place in the stage's result; null where it is not in it."
+    )
+    score: float | None = Field(None, description="rerank: the reranker's score of it, on its own scale.")
+    note: str
+
+
+class WhyChunk(Value):
+    """Where one chunk of the document stands, in a search that does not collapse hits."""
+
+    number: int
+    fused_rank: int
+    rank: int | None = Field(
+        description="Its place after the stages that follow fusion; null if one dropped it."
+    )
+    score: float
+    routes: dict[str, int] = Field(description="Its rank in the routes that list it.")
 
 
 class WhyResult(Value):
@@ -695,6 +718,15 @@ class WhyResult(Value):
     )
     fused_score: float | None = Field(
         None, description="Its fused score; what it would be without a window if it is not in it."
+    )
+    stages: dict[Literal["rerank", "dedup", "mmr"], WhyStage] = Field(
+        default_factory=dict, description="What the search's stages after fusion did with it, in their order."
+    )
+    chunks: list[WhyChunk] | None = Field(
+        None, description="With `collapse` false: its chunks in the fused list, best first."
+    )
+    rank: int | None = Field(
+        None, description="Its place in the whole answer, after every stage; null where it is not in it."
     )
     top_k: int
     page_score: float | None = Field(None, description="The score of the last hit on the first page.")

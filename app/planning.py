@@ -39,8 +39,9 @@ THRESHOLD_NEIGHBOURS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class PlannedRoute:
-    """A route with nothing left open."""
+    """A route with nothing left open; `asked` is the route as it was asked for, or as a profile has it."""
 
+    asked: Route
     name: str
     kind: RouteKind
     weight: float
@@ -215,6 +216,7 @@ def make_plan(
             warnings.append(f"route '{route.name}' has weight 0: it adds neither score nor hits")
         routes.append(
             PlannedRoute(
+                asked=route,
                 name=str(route.name),
                 kind=route.kind,
                 weight=route.weight,

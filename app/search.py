@@ -76,12 +76,7 @@ async def search(
     for request in requests:
         try:
             plan = make_plan(request, collection=collection, now_ms=now_ms, forced=caller.forced)
-            if request.rerank is not None and doors.reranker is None:
-                raise InvalidRequest(
-                    "no reranker is configured",
-                    field="rerank",
-                    remedy="set HALFLIFE_RERANK_URL, or drop `rerank`",
-                )
+            check_reranker(request, doors)
         except HalflifeError as error:
             runs.append(error)
             continue
@@ -112,6 +107,14 @@ async def with_votes(plan: Plan, *, doors: Doors) -> Plan:
     if plan.feedback is None or doors.votes is None:
         return plan
     return replace(plan, ratings=await doors.votes(plan.collection.name, plan.feedback.as_of))
+
+
+def check_reranker(request: Search, doors: Doors) -> None:
+    """Raise InvalidRequest if the request needs a reranker and there is none."""
+    if request.rerank is not None and doors.reranker is None:
+        raise InvalidRequest(
+            "no reranker is configured", field="rerank", remedy="set HALFLIFE_RERANK_URL, or drop `rerank`"
+        )
 
 
 async def next_page(
@@ -215,7 +218,7 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
             outcomes[id(run)] = terms
         else:
             going.append((run, rated(run.plan, fuse(run.plan, run.answers, run.tails, terms))))
-    documents = await _fetch(
+    documents = await fetch(
         [(run, needed(run.plan, order, offset=run.offset)) for run, order in going],
         doors=doors,
         caller=caller,
@@ -338,7 +341,7 @@ Found = dict[str, dict[str, Any]]
 
 
 @observing.staged("fetch")
-async def _fetch(
+async def fetch(
     wanted: Sequence[tuple[Run, list[Placed]]], *, doors: Doors, caller: Caller
 ) -> dict[int, Found | HalflifeError]:
     """Return each run's documents by key, all in one request; a document gone meanwhile is left out."""

@@ -200,7 +200,7 @@ def _dedup_pool(plan: Plan) -> int:
     return min(2 * plan.window, MOST_COMPARED)
 
 
-def _pool(order: list[Placed], size: int) -> tuple[list[Placed], list[Placed]]:
+def pool_of(order: list[Placed], size: int) -> tuple[list[Placed], list[Placed]]:
     """Return the hits that a stage works on, none of the tail among them, and the rest."""
     cut = next((at for at, item in enumerate(order[:size]) if item.tail), size)
     return order[:cut], order[cut:]
@@ -251,22 +251,26 @@ async def after_fusion(
     *,
     reranker: Reranker | None,
     deadline_s: float,
+    trace: dict[str, list[Placed]] | None = None,
 ) -> tuple[list[Placed], RerankerFailed | None]:
     """Return the order after reranking, near-duplicate removal and MMR, and the reranker's failure if it failed.
 
-    `documents` holds what `needed` named; hits of it that are gone are dropped.
+    `documents` holds what `needed` named; hits of it that are gone are dropped. `trace` is given the order after each
+    stage that ran, by the stage's name.
     """
+    trace = {} if trace is None else trace
     search = plan.search
     failure = None
     if search.rerank is not None and reranker is not None and order:
         try:
             order = await _rerank(plan, order, documents, reranker=reranker, deadline_s=deadline_s)
+            trace["rerank"] = order
         except RerankerFailed as error:
             failure = error
     if search.dedup is not None:
-        order = _without_duplicates(plan, order, documents)
+        order = trace["dedup"] = _without_duplicates(plan, order, documents)
     if search.mmr is not None:
-        order = _diversified(plan, order, documents)
+        order = trace["mmr"] = _diversified(plan, order, documents)
     return order, failure
 
 
@@ -275,7 +279,7 @@ def _without_duplicates(
 ) -> list[Placed]:
     dedup = plan.search.dedup
     assert dedup is not None
-    pool, rest = _pool(order, _dedup_pool(plan))
+    pool, rest = pool_of(order, _dedup_pool(plan))
     kept = _distinct(plan, pool, documents, dedup.threshold, dedup.keep)
     # Further down only the lower of two goes, so that nothing there changes the head.
     if not rest:
@@ -294,7 +298,7 @@ def _distinct(
     passages = [passage_of(item, documents[item.key], plan) for item in items]
     kept, dropped = diversity.drop_near_duplicates(
         [item.key for item in items],
-        [_array(passage["embedding"]) for passage in passages],
+        [to_array(passage["embedding"]) for passage in passages],
         threshold=threshold,
         keep=keep,
         created_ms=[item.created_ms for item in items],
@@ -310,7 +314,7 @@ def _distinct(
 def _diversified(plan: Plan, order: list[Placed], documents: Mapping[str, Mapping[str, Any]]) -> list[Placed]:
     mmr = plan.search.mmr
     assert mmr is not None
-    pool, rest = _pool(order, mmr.candidates)
+    pool, rest = pool_of(order, mmr.candidates)
     passages = [passage_of(item, documents[item.key], plan) for item in pool]
     if all(passage["relevance"] is None for passage in passages):
         # Without relevance to trade against, MMR would put the least alike first.
@@ -319,12 +323,12 @@ def _diversified(plan: Plan, order: list[Placed], documents: Mapping[str, Mappin
         (passage["relevance"] or 0.0) * (1.0 if item.factor is None else item.factor)
         for passage, item in zip(passages, pool, strict=True)
     ]
-    vectors = [_array(passage["embedding"]) for passage in passages]
+    vectors = [to_array(passage["embedding"]) for passage in passages]
     chosen = diversity.mmr(relevance, vectors, lambda_=mmr.lambda_, k=len(pool))
     return [*(pool[position] for position in chosen), *rest]
 
 
-def _array(vector: Sequence[float] | None) -> np.ndarray | None:
+def to_array(vector: Sequence[float] | None) -> np.ndarray | None:
     return None if vector is None else np.asarray(vector, dtype=np.float32)
 
 
@@ -339,7 +343,7 @@ async def _rerank(
     """Return the reranked head: scores as probabilities, times the decay factor."""
     rerank = plan.search.rerank
     assert rerank is not None
-    head, _ = _pool(order, rerank.candidates)
+    head, _ = pool_of(order, rerank.candidates)
     texts = []
     for item in head:
         title = documents[item.key].get("_source", {}).get(fields.TITLE) or ""

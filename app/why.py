@@ -1,21 +1,21 @@
 """Why a document stands where it stands in a search, or is not in it at all.
 
-Runs the search itself, then asks each route about this one document: its score and factor wherever it ranks, and
-how many documents stand above it. Stands above `search`, whose parts it calls.
+Runs the search itself, its stages after fusion included, then asks each route about this one document: its score and
+factor wherever it ranks, and how many documents stand above it. Stands above `search`, whose parts it calls; what the
+figures mean is `advice`.
 """
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from app import decay, fields, filters, queries
+from app import advice, decay, fields, filters, queries
 from app.errors import HalflifeError
-from app.models import Collection, ResolvedDecay, RouteHit, Search, Why, WhyResult, WhyRoute
+from app.models import Collection, ResolvedDecay, RouteHit, Search, Why, WhyChunk, WhyResult, WhyRoute
 from app.planning import (
-    VECTOR_OVERSAMPLE,
     Candidate,
     Plan,
     PlannedRoute,
@@ -27,9 +27,12 @@ from app.planning import (
     route_query,
 )
 from app.recall import Run, fatal, in_background, located, recall
-from app.search import Caller, Doors, measure, with_votes
-from app.stages import Placed, fuse, rated
+from app.search import Caller, Doors, check_reranker, fetch, measure, with_votes
+from app.stages import Placed, after_fusion, fuse, needed, rated
 from app.times import from_ms, parse_instant, to_ms
+
+VECTOR_NAME: Final = "vector"
+"""Name of the clause that tells whether a document has a vector."""
 
 
 async def why(
@@ -37,11 +40,12 @@ async def why(
 ) -> WhyResult:
     """Account for one document in one search, as of one point in time.
 
-    Stages after fusion (rerank, near-duplicate removal, MMR) are not run: they only reorder or drop what is told
-    here. A document that the caller may not see is reported as not existing.
+    The stages after fusion that the search asks for run as they would in it, the reranker included. A document that the
+    caller may not see is reported as not existing.
     """
     search = Search.model_validate(request.model_dump(exclude={"id"}, exclude_unset=True, by_alias=True))
     plan = make_plan(search, collection=collection, now_ms=now_ms, forced=caller.forced)
+    check_reranker(search, doors)
     plan = await with_votes(plan, doors=doors)
     budget = doors.timeout_s if search.timeout_ms is None else search.timeout_ms / 1000
     run = Run(plan=plan, offset=0, deadline=time.monotonic() + budget, pit=None, warnings=list(plan.warnings))
@@ -67,20 +71,22 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
     measured = (await measure([run], doors=doors, caller=caller)).get(id(run), {})
     if isinstance(measured, HalflifeError):
         raise measured
-    order = rated(plan, fuse(plan, run.answers, run.tails, measured))
-    source = await _source(document_id, run, doors=doors, caller=caller)
-    if source is None:
+    fused = rated(plan, fuse(plan, run.answers, run.tails, measured))
+    found = await _source(document_id, run, doors=doors, caller=caller)
+    if found is None:
         return _absent(document_id, run)
-    place = next((at for at, item in enumerate(order) if item.id == document_id), None)
+    source, has_vector = found
+    standing = advice.Standing(document_id, fused, [item.score for item in fused], final=fused)
+    if plan.search.rerank or plan.search.dedup or plan.search.mmr:
+        await _run_stages(standing, run, doors=doors, caller=caller)
     seen = await _seen(document_id, run, doors=doors, caller=caller)
     excluded = excluded_by(plan, source)
     relevance = await _relevance(document_id, run, doors=doors, caller=caller)
     least = plan.search.min_relevance
     if least is not None and relevance is not None and relevance < least:
         excluded.append(f"min_relevance: its relevance is {relevance:.4f}, {least:g} is the least")
-    skipped = [name for name in ("rerank", "dedup", "mmr") if getattr(plan.search, name) is not None]
-    if skipped:
-        run.warnings.append(f"told before {', '.join(skipped)}, which may still move or drop it")
+    place = standing.place(fused)
+    item = None if place is None else fused[place - 1]
     routes: dict[str, WhyRoute] = {}
     for route in plan.routes:
         if route.name not in run.answers:
@@ -88,16 +94,29 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
             routes[route.name] = WhyRoute(matches=False, note=None if status is None else status.reason)
             continue
         candidate, above, above_current = seen.get(route.name, (None, None, None))
-        listed = order[place].routes.get(route.name) if place is not None else None
-        routes[route.name] = _route(plan, route, candidate, above, above_current, listed, source, excluded)
+        if candidate is None:
+            note = advice.unmatched(plan, route, source, excluded=excluded, has_vector=has_vector)
+            routes[route.name] = WhyRoute(matches=False, note=note)
+            continue
+        listed = next((c for c in run.answers[route.name].candidates if c.id == document_id), None)
+        part = None if item is None else item.routes.get(route.name)
+        routes[route.name] = _route(plan, route, candidate, above, above_current, listed, part)
     created = source.get(fields.CREATION_TIME)
-    page = order[: plan.search.top_k]
-    score = _fused_score(plan, routes) if place is None else order[place].score
+    page = standing.final[: plan.search.top_k]
+    score = _fused_score(plan, routes) if place is None else standing.scores[place - 1]
     factor = _factor(plan, source)
-    undecayed = score if place is None else order[place].fused_score
+    undecayed = score if item is None else item.fused_score
     if place is None and plan.placement == "fused" and score is not None and factor is not None:
         score *= factor
-    on_page = place is not None and place < plan.search.top_k
+    rank = standing.place(standing.final)
+    on_page = rank is not None and rank <= plan.search.top_k
+    stages = advice.stages(plan, standing)
+    takes = []
+    if not on_page:
+        takes = advice.what_it_takes(
+            plan, standing, routes=routes, stages=stages, excluded=excluded, has_vector=has_vector, factor=factor,
+            undecayed=undecayed,
+        )  # fmt: skip
     return WhyResult(
         id=document_id,
         origin=from_ms(plan.origin_ms),
@@ -110,14 +129,50 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
         relevance=relevance,
         decay=factor,
         routes=routes,
-        fused_rank=None if place is None else place + 1,
+        fused_rank=place,
         fused_score=score,
+        stages=stages,
+        chunks=None if plan.search.collapse else _chunks(standing),
+        rank=rank,
         top_k=plan.search.top_k,
         page_score=page[-1].score if page else None,
         on_page=on_page,
-        what_it_takes=[] if on_page else _what_it_takes(plan, routes, page, excluded, factor, undecayed),
-        warnings=run.warnings,
+        what_it_takes=takes,
+        warnings=list(dict.fromkeys(run.warnings)),
     )
+
+
+async def _run_stages(standing: advice.Standing, run: Run, *, doors: Doors, caller: Caller) -> None:
+    """Run the stages after fusion as the search's first page does, and note what each of them made."""
+    plan, fused = run.plan, list(standing.fused)
+    wanted = needed(plan, fused, offset=0)
+    found = (await fetch([(run, wanted)], doors=doors, caller=caller))[id(run)]
+    if isinstance(found, HalflifeError):
+        raise found
+    asked_for = {item.key for item in wanted}
+    whole = [item for item in fused if item.key in found or item.key not in asked_for]
+    trace: dict[str, list[Placed]] = {}
+    final, failure = await after_fusion(
+        plan, whole, found, reranker=doors.reranker, deadline_s=run.remaining_s(), trace=trace
+    )
+    if failure is not None:
+        run.degrade(f"not reranked, this is the fused order: {failure.detail}", failure)
+    standing.documents, standing.trace, standing.final = found, trace, final
+
+
+def _chunks(standing: advice.Standing) -> list[WhyChunk]:
+    final = {item.key: at for at, item in enumerate(standing.final, start=1)}
+    return [
+        WhyChunk(
+            number=item.chunk or 0,
+            fused_rank=at,
+            rank=final.get(item.key),
+            score=item.score,
+            routes={name: part.rank for name, part in item.routes.items() if part.rank is not None},
+        )
+        for at, item in enumerate(standing.fused, start=1)
+        if item.id == standing.id
+    ]
 
 
 def _absent(document_id: str, run: Run) -> WhyResult:
@@ -128,11 +183,22 @@ def _absent(document_id: str, run: Run) -> WhyResult:
     )  # fmt: skip
 
 
-async def _source(document_id: str, run: Run, *, doors: Doors, caller: Caller) -> dict[str, Any] | None:
-    """Return the stored fields as of the search's point in time; forced filters hold, the request's own do not."""
+async def _source(
+    document_id: str, run: Run, *, doors: Doors, caller: Caller
+) -> tuple[dict[str, Any], bool] | None:
+    """Return the stored fields as of the search's point in time, and whether a chunk has a vector.
+
+    Forced filters hold, the request's own do not.
+    """
+    vector = {"nested": {"path": fields.CHUNKS, "query": {"exists": {"field": fields.EMBEDDING}}}}
     body = {
         "size": 1,
-        "query": {"bool": {"filter": [{"ids": {"values": [document_id]}}, *caller.forced]}},
+        "query": {
+            "bool": {
+                "filter": [{"ids": {"values": [document_id]}}, *caller.forced],
+                "should": [queries.named(vector, VECTOR_NAME)],
+            }
+        },
         "_source": {"excludes": [fields.CHUNKS, fields.TEXT]},
     }
     [answer] = await doors.cluster.msearch(
@@ -141,7 +207,9 @@ async def _source(document_id: str, run: Run, *, doors: Doors, caller: Caller) -
     if isinstance(answer, HalflifeError):
         raise answer
     hits = answer["hits"]["hits"]
-    return hits[0]["_source"] if hits else None
+    if not hits:
+        return None
+    return hits[0]["_source"], VECTOR_NAME in (hits[0].get("matched_queries") or ())
 
 
 def excluded_by(plan: Plan, source: Mapping[str, Any]) -> list[str]:
@@ -250,37 +318,32 @@ async def _relevance(document_id: str, run: Run, *, doors: Doors, caller: Caller
 def _route(
     plan: Plan,
     route: PlannedRoute,
-    candidate: Candidate | None,
+    candidate: Candidate,
     above: int | None,
     above_current: int | None,
-    listed: RouteHit | None,
-    source: Mapping[str, Any],
-    excluded: Sequence[str],
+    listed: Candidate | None,
+    part: RouteHit | None,
 ) -> WhyRoute:
-    if candidate is None:
-        return WhyRoute(matches=False, note=_unmatched(route, excluded))
+    """Return how a route sees the document: `candidate` as asked about it alone, `listed` as it stands in its list."""
+    inside = listed is not None and listed.rank <= plan.window
     rank = listed.rank if listed is not None else None if above is None else above + 1
-    capped = route.needs_vector and above is not None and above + 1 >= queries.MAX_CANDIDATES
+    # Of chunks that are hits of their own only documents are counted beyond the list: at least so many stand above.
+    rough = not plan.search.collapse or (
+        route.needs_vector and above is not None and above + 1 >= queries.MAX_CANDIDATES
+    )
     decays = plan.placement == "route" and route.decay is not None
     return WhyRoute(
         matches=True,
         rank=rank,
-        rank_relation="gte" if capped and listed is None else "eq",
-        in_window=listed is not None,
+        rank_relation="gte" if rough and listed is None else "eq",
+        in_window=inside,
         score=candidate.base,
         decay=candidate.factor if decays else None,
         decayed_score=candidate.score,
-        contribution=0.0 if listed is None else listed.contribution,
+        contribution=0.0 if part is None else part.contribution,
         rank_if_current=above_current + 1 if decays and above_current is not None else None,
+        note="its weight is 0: it adds neither score nor hits" if route.weight == 0 else None,
     )
-
-
-def _unmatched(route: PlannedRoute, excluded: Sequence[str]) -> str:
-    if excluded:
-        return "a filter keeps it out"
-    if route.needs_vector:
-        return "it has no vector, lies below min_relevance, or the route's own filter or date window keeps it out"
-    return "none of the query's words stands in it, or the route's own filter or date window keeps it out"
 
 
 def _factor(plan: Plan, source: Mapping[str, Any]) -> float | None:
@@ -304,67 +367,6 @@ def _fused_score(plan: Plan, routes: Mapping[str, WhyRoute]) -> float | None:
     terms = [
         weights[name] / (plan.fusion.rank_constant + seen.rank)
         for name, seen in routes.items()
-        if seen.matches and seen.rank is not None
+        if seen.matches and seen.rank is not None and weights[name] > 0
     ]
     return math.fsum(terms) if terms else None
-
-
-def _what_it_takes(
-    plan: Plan,
-    routes: Mapping[str, WhyRoute],
-    page: Sequence[Placed],
-    excluded: Sequence[str],
-    factor: float | None,
-    undecayed: float | None,
-) -> list[str]:
-    if excluded:
-        return ["remove what excludes it: " + "; ".join(excluded)]
-    if not any(seen.matches for seen in routes.values()):
-        return ["no route matches it: name words that stand in it, or store it with a vector"]
-    takes = []
-    if len(page) < plan.search.top_k:
-        takes.append("any route that lists it within the window would put it on the page, which is not full")
-    for name, seen in routes.items():
-        if seen.rank is not None and not seen.in_window:
-            takes.append(_outside(name, seen.rank, plan.window))
-        if seen.rank_if_current is not None and seen.rank is not None and seen.rank_if_current < seen.rank:
-            takes.append(
-                f"{name}: without decay of its own it would rank {seen.rank_if_current} instead of {seen.rank}; "
-                "a longer half_life, a higher floor or `evergreen` lifts it"
-            )
-    if not page:
-        return takes
-    goal = page[-1].score
-    if plan.placement == "fused" and factor is not None and factor < 1 and undecayed is not None:
-        takes.append(
-            f"its factor is {factor:.3g}: undecayed its fused score would be {undecayed:.4g}, the page's last hit has "
-            f"{goal:.4g}; a longer half_life, a higher floor or `evergreen` lifts it"
-        )
-    elif plan.fusion.method == "rrf" and plan.placement != "fused":
-        takes += _ranks_needed(plan, routes, goal)
-    return takes or [f"a score above {goal:.4g}, which the page's last hit has"]
-
-
-def _outside(name: str, rank: int, window: int) -> str:
-    if rank <= window:
-        return (
-            f"{name}: with its decay it would rank {rank}, but decay reorders only the nearest {VECTOR_OVERSAMPLE} x "
-            f"{window}, and it is not among them; add a fresh_vector route, or raise `fusion.window`"
-        )
-    return f"{name}: rank {rank} lies outside the window of {window}; raise `fusion.window`"
-
-
-def _ranks_needed(plan: Plan, routes: Mapping[str, WhyRoute], goal: float) -> list[str]:
-    """Return, per route, the rank that alone would lift its sum above the page's last score."""
-    takes = []
-    total = math.fsum(seen.contribution for seen in routes.values())
-    for route in plan.routes:
-        seen = routes[route.name]
-        lacking = goal - (total - seen.contribution)
-        if route.weight <= 0 or lacking <= 0:
-            continue
-        rank = math.ceil(route.weight / lacking - plan.fusion.rank_constant) - 1
-        if rank >= 1:
-            now = "unranked" if seen.rank is None else str(seen.rank)
-            takes.append(f"{route.name}: rank {rank} or better would reach the page (now {now})")
-    return takes

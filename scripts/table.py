@@ -159,9 +159,13 @@ def account(answer: Json) -> RenderableType:
     elif answer["excluded_by"]:
         verdict = f"{name} can't be found by this search."
     elif answer["on_page"]:
-        verdict = f"{name} stands at rank {answer['fused_rank']} of the first {answer['top_k']}."
+        verdict = f"{name} stands at rank {answer['rank']} of the first {answer['top_k']}."
+    elif answer.get("rank"):
+        verdict = f"{name} stands at rank {answer['rank']}, behind the first {answer['top_k']}."
     elif answer.get("fused_rank"):
-        verdict = f"{name} stands at rank {answer['fused_rank']}, behind the first {answer['top_k']}."
+        verdict = (
+            f"{name} stood at rank {answer['fused_rank']} of the fused list, and a later stage dropped it."
+        )
     else:
         verdict = f"{name} is in no route's window, so it is not in the fused list."
     parts.append(Text(verdict, style="bold"))
@@ -182,6 +186,7 @@ def account(answer: Json) -> RenderableType:
     parts += [Text(f"✗ {reason}", style="red") for reason in answer["excluded_by"]]
     if answer["routes"]:
         parts.append(_account_table(answer["routes"]))
+    parts += [Text(f"{stage}: {did['note']}") for stage, did in answer.get("stages", {}).items()]
     if answer["what_it_takes"]:
         parts.append(
             Text("What would bring it onto the first page:" if not answer["on_page"] else "What it takes:")

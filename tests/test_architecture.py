@@ -63,6 +63,8 @@ ROOMS = (
             "watching": "what operators are told: readiness of each dependency, counts",
         },
     ),
+    # Between them: it reads what the steps made, and is read by the use case that explains.
+    Row("words", {"advice": "what one document's figures mean, in sentences, and what would lift it"}),
     # Below the use cases, which share them: paging, batches, `why` and every kind of write go through the same steps.
     Row(
         "steps",

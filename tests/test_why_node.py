@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from app.elastic import Cluster
-from app.errors import EmbedderUnavailable, HalflifeError
+from app.errors import EmbedderUnavailable, HalflifeError, InvalidRequest, RerankerFailed
 from app.filters import compile_filter
 from app.models import Collection, Why, WhyResult
 from app.search import Caller
@@ -261,7 +261,9 @@ async def test_what_does_not_match_says_why(asker: Asker) -> None:
     other = await account(asker, "w250", routes=[TEXT])
     assert other.excluded_by == []
     assert "none of the query's words" in (other.routes["text"].note or "")
-    assert other.what_it_takes == [
+    assert other.what_it_takes == ["no route matches it: name words that stand in it, or add a vector route"]
+    blank = await account(asker, "bare", query="else", routes=[TEXT, NEAR])
+    assert blank.what_it_takes == [
         "no route matches it: name words that stand in it, or store it with a vector"
     ]
     bare = await account(asker, "bare")
@@ -270,8 +272,22 @@ async def test_what_does_not_match_says_why(asker: Asker) -> None:
     far = await account(asker, "w299", min_relevance=0.9)
     assert [reason.split(":")[0] for reason in far.excluded_by] == ["min_relevance"]
     assert not far.routes["vector"].matches
-    fresh = await account(asker, "w049", routes=[{"kind": "fresh_vector", "window": "7d"}])
-    assert "date window" in (fresh.routes["fresh_vector"].note or "")
+    fresh = await account(asker, "w048", routes=[{"kind": "fresh_vector", "window": "7d"}])
+    assert "before the date window of 7d" in (fresh.routes["fresh_vector"].note or "")
+    [take] = fresh.what_it_takes
+    assert take.startswith("fresh_vector: its `creation_time` is 2024-12-14")
+    assert "a longer `window` would take it in" in take
+    undated = await account(asker, "w007", routes=[{"kind": "fresh_text"}])
+    assert "has no `creation_time`" in (undated.routes["fresh_text"].note or "")
+    later = await account(asker, "tomorrow", routes=[{"kind": "fresh_text"}])
+    assert "after the origin" in (later.routes["fresh_text"].note or "")
+    by_access = {"kind": "fresh_text", "field": "last_accessed_at"}
+    never = await account(asker, "w008", routes=[by_access])
+    assert "has no `last_accessed_at`" in (never.routes["fresh_text"].note or "")
+    own = await account(asker, "w001", routes=[{"kind": "vector", "filter": {"lang": "zh"}}])
+    assert own.excluded_by == []
+    assert "own filter keeps it out" in (own.routes["vector"].note or "")
+    assert own.what_it_takes[0].startswith("vector: the route's own filter keeps it out")
 
 
 async def test_what_is_not_there_or_not_for_the_caller_does_not_exist(asker: Asker) -> None:
@@ -322,10 +338,197 @@ async def test_the_embedder_down(cluster: Cluster, shelf: Collection) -> None:
         await account(asker, "w003", routes=[NEAR])
 
 
-async def test_chunks(asker: Asker) -> None:
-    told = await account(asker, "w010", collapse=False)
-    assert all(route.matches for route in told.routes.values())
-    assert told.fused_rank is not None
+async def test_a_route_of_weight_0_is_no_help_and_says_so(asker: Asker) -> None:
+    told = await account(
+        asker, "w150", routes=[TEXT, {"kind": "vector", "weight": 0}], fusion={"window": 10}, top_k=5
+    )
+    vector = told.routes["vector"]
+    assert vector.note == "its weight is 0: it adds neither score nor hits"
+    lines = [line for line in told.what_it_takes if line.startswith("vector:")]
+    assert lines == [
+        f"vector: its rank {vector.rank} adds nothing, since the route's weight is 0; give it a weight"
+    ]
+    assert told.fused_score == pytest.approx(1 / (60 + (told.routes["text"].rank or 0)))
+    only = await account(asker, "w000", routes=[{"kind": "vector", "weight": 0}])
+    assert only.routes["vector"].in_window
+    assert (only.fused_rank, only.on_page) == (None, False)
+    assert only.what_it_takes == [
+        f"vector: its rank {only.routes['vector'].rank} adds nothing, since the route's weight is 0; give it a weight"
+    ]
+
+
+# --- the stages after fusion -------------------------------------------------------------------------------------------
+
+
+TWINS: list[dict[str, Any]] = [
+    {"id": "first", "text": "leave leave leave", "embedding": [1, 0, 0], "creation_time": "2024-01-01"},
+    {"id": "same", "text": "leave leave leave", "embedding": [0.5, 1, 0], "creation_time": "2024-01-01"},
+    {"id": "near", "text": "leave leave once", "embedding": [0.94, 0.3412, 0], "creation_time": "2025-01-01"},
+    {"id": "far", "text": "leave it", "embedding": [0.6, 0, 0.8]},
+    {"id": "last", "text": "leave all of it here", "embedding": [0.1, 0.9, 0.4]},
+]
+
+
+class Scores:
+    """Reranks by the document's text, as told."""
+
+    scale = "probability"
+
+    def __init__(self, scores: dict[str, float | None]) -> None:
+        self.scores = scores
+        self.failing: HalflifeError | None = None
+
+    async def rerank(self, query: str, texts: Any, *, deadline_s: float) -> list[float | None]:
+        if self.failing is not None:
+            raise self.failing
+        return [self.scores[text] for text in texts]
+
+
+@pytest.fixture(scope="module")
+def twins(node_url: str) -> Iterator[Collection]:
+    async def run(made: Collection | None) -> Collection:
+        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
+        try:
+            if made is None:
+                return await make_collection(cluster, TWINS, dims=3)
+            await drop_collection(cluster, made)
+            return made
+        finally:
+            await cluster.close()
+
+    collection = asyncio.run(run(None))
+    yield collection
+    asyncio.run(run(collection))
+
+
+@pytest.fixture
+def pair(cluster: Cluster, twins: Collection) -> Asker:
+    scores = {TWINS[0]["text"]: 0.2, "leave leave once": 0.12, "leave it": 0.9, "leave all of it here": None}
+    embedder = StandIn(dims=3, vectors={"leave": [1.0, 0.0, 0.0]})
+    return Asker(cluster, twins, embedder, reranker=Scores(scores))
+
+
+async def as_searched(asker: Asker, **options: Any) -> dict[str, WhyResult]:
+    """Account for every document, and hold each account against the search itself."""
+    page = await asker.ask("leave", **options)
+    whole = await asker.ask("leave", **{**options, "top_k": 10})
+    places = {hit.id: at for at, hit in enumerate(whole.hits, start=1)}
+    told = {each["id"]: await account(asker, each["id"], **options) for each in TWINS}
+    for name, answer in told.items():
+        assert answer.rank == places.get(name), name
+        assert answer.on_page is (name in ids(page))
+        assert bool(answer.what_it_takes) is not answer.on_page
+        assert answer.page_score == page.hits[-1].score
+    return told
+
+
+async def test_what_near_duplicate_removal_dropped_and_for_what(pair: Asker) -> None:
+    told = await as_searched(pair, dedup={"threshold": 0.9}, routes=[NEAR])
+    assert told["first"].stages["dedup"].note == "kept, and 2 near duplicates of it dropped: 'near', 'same'"
+    near = told["near"].stages["dedup"]
+    assert (near.before, near.after) == (2, None)
+    assert near.note.startswith(
+        "dropped as a near duplicate of 'first' (cosine 0.94; threshold 0.9, the higher of"
+    )
+    assert "`dedup.threshold`" in told["near"].what_it_takes[0]
+    assert (
+        told["same"].stages["dedup"].note.startswith("dropped as a near duplicate of 'first' (the same text;")
+    )
+    assert told["far"].stages["dedup"].note == "kept: nothing kept above it is as alike"
+    assert (told["far"].fused_rank, told["far"].rank) == (3, 2)
+    newer = await as_searched(pair, dedup={"threshold": 0.9, "keep": "newer"}, routes=[NEAR])
+    assert "'near'" in newer["first"].stages["dedup"].note
+
+
+async def test_what_the_reranker_gave_and_where_that_moved_it(pair: Asker) -> None:
+    told = await as_searched(pair, rerank={"decay": False}, routes=[NEAR])
+    far, last = told["far"].stages["rerank"], told["last"].stages["rerank"]
+    assert (far.before, far.after, far.score) == (3, 1, 0.9)
+    assert far.note == "the reranker gave 0.9: it moved from 3 to 1"
+    assert last.note == "the reranker gave it no score, so it stands behind those that have one"
+    cut = await as_searched(pair, rerank={"decay": False}, routes=[NEAR], top_k=2)
+    assert cut["near"].stages["rerank"].note == "the reranker gave 0.12: it moved from 2 to 4"
+    [take] = cut["near"].what_it_takes
+    assert take.startswith(
+        "the reranker gave 0.12: it moved from 2 to 4; the page's last hit has a score of 0.2"
+    )
+    least = await as_searched(pair, rerank={"min_score": 0.15}, routes=[NEAR])
+    assert least["near"].stages["rerank"].note == "dropped: the reranker gave 0.12, and `min_score` is 0.15"
+    assert "a lower `rerank.min_score`" in least["near"].what_it_takes[0]
+    best = await as_searched(pair, rerank={"top_n": 1}, routes=[NEAR])
+    assert "not among its best `top_n` of 1" in best["first"].stages["rerank"].note
+    few = await as_searched(pair, rerank={"candidates": 2}, routes=[NEAR])
+    assert (
+        few["far"].stages["rerank"].note
+        == "dropped: the reranker reads the 2 best fused hits, and it is number 3"
+    )
+    assert "`rerank.candidates` of at least 3" in few["far"].what_it_takes[0]
+    assert any("would come before the reranker" in line for line in few["far"].what_it_takes)
+
+
+async def test_a_decay_after_the_reranker_is_part_of_the_note(pair: Asker) -> None:
+    told = await as_searched(pair, rerank={}, routes=[NEAR], decay={"half_life": "365d", "floor": 0})
+    assert "its decay factor of 0.471 included" in told["first"].stages["rerank"].note
+
+
+async def test_a_reranker_that_fails_leaves_the_fused_order_and_says_so(pair: Asker) -> None:
+    cast(Scores, pair.doors.reranker).failing = RerankerFailed("answered nonsense")
+    told = await as_searched(pair, rerank={}, dedup={}, routes=[NEAR])
+    assert told["far"].stages["rerank"].note == "it did not run: see `warnings`"
+    assert any("answered nonsense" in warning for warning in told["far"].warnings)
+    assert told["near"].stages["dedup"].after is None
+
+
+async def test_without_a_reranker_it_is_refused_as_in_a_search(asker: Asker) -> None:
+    with pytest.raises(InvalidRequest, match="no reranker"):
+        await account(asker, "w000", rerank={})
+
+
+async def test_what_mmr_chose_before_it(pair: Asker) -> None:
+    told = await as_searched(pair, mmr={"lambda": 0.3}, routes=[NEAR], top_k=2)
+    assert told["first"].stages["mmr"].note == "mmr leaves it at 1: it is the most relevant"
+    near = told["near"].stages["mmr"]
+    assert near.before == 2
+    assert near.after == 4
+    assert (
+        near.note
+        == "mmr moved it from 2 to 4: of those chosen before it 'first' is most like it (cosine 0.94)"
+    )
+    assert "a higher `mmr.lambda` counts likeness less" in told["near"].what_it_takes[0]
+    few = await as_searched(pair, mmr={"lambda": 0.3, "candidates": 2}, routes=[NEAR])
+    assert (
+        few["far"].stages["mmr"].note
+        == "mmr chooses among the 2 best hits, and it is number 3: it keeps its place"
+    )
+
+
+async def test_chunks_have_ranks_of_their_own(cluster: Cluster) -> None:
+    documents: list[dict[str, Any]] = [
+        {"id": "two", "chunks": [("leave one", [0.9, 0.1, 0]), ("other words", [0, 1, 0]), ("leave three", [1, 0, 0])]},
+        {"id": "one", "text": "leave leave", "embedding": [0.95, 0.05, 0]},
+        {"id": "far", "chunks": [("far away", [0, 0, 1]), ("farther", [0, 0.1, 1])]},
+    ]  # fmt: skip
+    collection = await make_collection(cluster, documents, dims=3)
+    try:
+        asker = Asker(cluster, collection, StandIn(dims=3, vectors={"leave": [1.0, 0.0, 0.0]}))
+        shown = await asker.ask("leave", collapse=False, routes=[NEAR])
+        places = [(hit.id, (hit.chunk or {}).get("number")) for hit in shown.hits]
+        told = await account(asker, "two", collapse=False, routes=[NEAR])
+        assert told.chunks is not None
+        assert [(each.number, each.fused_rank, each.rank, each.routes) for each in told.chunks] == [
+            (number, place, place, {"vector": place})
+            for place, (name, number) in enumerate(places, start=1)
+            if name == "two"
+        ]
+        assert told.chunks[0].number == 2
+        assert (told.fused_rank, told.rank, told.routes["vector"].rank_relation) == (1, 1, "eq")
+        far = await account(asker, "far", collapse=False, routes=[NEAR], fusion={"window": 2}, top_k=1)
+        assert (far.chunks, far.rank) == ([], None)
+        # Documents are counted, not their chunks: so it is at least third.
+        assert (far.routes["vector"].rank, far.routes["vector"].rank_relation) == (3, "gte")
+        assert (await account(asker, "two")).chunks is None
+    finally:
+        await drop_collection(cluster, collection)
 
 
 def test_the_shelf_is_what_the_tests_assume() -> None:
