@@ -629,7 +629,7 @@ class Run:
 
     def _set_flood_block(self, value: bool | None) -> None:
         body = json.dumps({"index.blocks.read_only_allow_delete": value}).encode()
-        request = urllib.request.Request(  # noqa: S310 - our own node
+        request = urllib.request.Request(  # noqa: S310  # our own node  # nosec B310
             f"{self._nodes[0].url}/halflife*/_settings",
             body,
             {"content-type": "application/json"},
@@ -637,7 +637,7 @@ class Run:
         )
         for _ in range(20):
             with contextlib.suppress(OSError):
-                urllib.request.urlopen(request, timeout=5).close()  # noqa: S310
+                urllib.request.urlopen(request, timeout=5).close()  # noqa: S310  # nosec B310
                 return
             time.sleep(0.5)
 
@@ -726,7 +726,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _get_json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=4) as answer:  # noqa: S310 - our own node
+    with urllib.request.urlopen(url, timeout=4) as answer:  # noqa: S310  # our own node  # nosec B310
         return json.load(answer)
 
 
