@@ -9,13 +9,16 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar, get_args
 
 import jiter
-from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security import SecurityScopes
+from fastapi.security.base import SecurityBase
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -25,9 +28,11 @@ from app import cursor as cursors
 from app import search as searching
 from app import why as whys
 from app.drafts import Names
-from app.errors import HalflifeError, InvalidRequest, NotFound
+from app.errors import Forbidden, HalflifeError, InvalidRequest, NotFound
 from app.feedback import Votes
-from app.filters import compile_filter
+from app.filters import AllOf, compile_filter
+from app.keys import SCOPES, Fence, Key, Scope, fence
+from app.limits import Limits
 from app.models import (
     BulkResult,
     Collection,
@@ -81,6 +86,11 @@ class Service:
     watch: watching.Watch
     log_queries: bool = False
     ready: bool = False
+    keyed: bool = False
+    """Whether keys are configured: then what needs none tells no names."""
+    limits: Limits = field(default_factory=Limits)
+    key_fault: Callable[[], str | None] = lambda: None
+    """Why the file of keys, as it is now, is not in force; None where it is."""
 
 
 def service_of(request: Request) -> Service:
@@ -89,6 +99,51 @@ def service_of(request: Request) -> Service:
     if not isinstance(service, Service):
         raise RuntimeError("the service is not started")
     return service
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+class _Bearer(SecurityBase):
+    """Ask the request's key for a scope; the edge has found the key, or that there are none to ask for."""
+
+    def __init__(self) -> None:
+        self.scheme_name = "bearer"
+        self.model = HTTPBearer(
+            description="A key made with `halflife keys create`. Each operation names the scope it needs. A service "
+            "without keys serves its own machine only, and asks for none."
+        )
+
+    async def __call__(self, request: Request, wanted: SecurityScopes) -> None:
+        key = key_of(request)
+        scopes: list[Scope] = [scope for scope in SCOPES if scope in wanted.scopes]
+        # Work that changes nothing may be dropped when the caller hangs up or the time is over.
+        request.state.abandonable = scopes == ["read"]
+        for scope in scopes:
+            require(key, scope)
+
+
+BEARER = _Bearer()
+
+
+def needs(scope: Scope) -> Any:
+    """Return the dependency that admits keys of this scope; every route but the open ones has one."""
+    return Security(BEARER, scopes=[scope])
+
+
+def require(key: Key | None, scope: Scope) -> None:
+    """Raise Forbidden unless the key has the scope; no key at all means that none are configured."""
+    if key is not None and not key.allows(scope):
+        raise Forbidden(
+            f"this needs the scope '{scope}', and the key has {', '.join(key.scopes)}",
+            remedy=f"use a key that has the scope '{scope}'",
+        )
+
+
+def key_of(request: Request) -> Key | None:
+    """Return the request's key; None where no keys are configured. Fails where no edge has asked for one."""
+    key: Key | None = request.state.key
+    return key
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -239,7 +294,13 @@ def to_json(body: Mapping[str, Any]) -> bytes:
 # --- search ------------------------------------------------------------------------------------------------------------
 
 
-@router.post("/v1/search", tags=["search"], summary="Search one collection", response_model=SearchResult)
+@router.post(
+    "/v1/search",
+    tags=["search"],
+    summary="Search one collection",
+    response_model=SearchResult,
+    dependencies=[needs("read")],
+)
 async def post_search(request: Request) -> Response:
     """Run one search, a batch of `queries`, or the next page of a `cursor`."""
     body = await read_json(request)
@@ -248,6 +309,8 @@ async def post_search(request: Request) -> Response:
     if isinstance(body, dict) and "queries" in body:
         return await _batch(request, parse(SearchBatch, body))
     search = parse(Search, body)
+    service_of(request).limits.check_search(search)
+    _check_touch(request, search)
     [result] = await _search(request, [search], await _collection(request, search.collection))
     if isinstance(result, HalflifeError):
         raise result
@@ -258,21 +321,44 @@ async def _page(request: Request, page: NextPage) -> Response:
     service = service_of(request)
     now_ms = to_ms(service.now())
     held = cursors.unseal(
-        page.cursor, secrets=service.doors.cursor_secrets, now_ms=now_ms, kind="search", caller=""
-    )
-    name = held.collection
-    collection = await _collection(request, name)
-    result = await searching.next_page(
-        page.cursor, collection=collection, doors=service.doors, caller=_caller(request), now_ms=now_ms
+        page.cursor, secrets=service.doors.cursor_secrets, now_ms=now_ms, kind="search", caller=_tag(request)
     )
     if held.request.get("touch"):
-        service.touches.add(collection, [hit.id for hit in result.hits], result.origin)
+        require(key_of(request), "write")
+    collection = await _collection(request, held.collection)
+    result = await searching.next_page(
+        page.cursor,
+        collection=collection,
+        doors=service.doors,
+        caller=_caller(request, collection),
+        now_ms=now_ms,
+    )
+    if held.request.get("touch"):
+        _touch(request, collection, result)
     asked = parse(Search, held.request)
     [noted] = _noted(request, [asked], [result], collection, first_rank=held.offset + 1)
     return answer(result if isinstance(noted, HalflifeError) else noted)
 
 
+def _check_touch(request: Request, search: Search) -> None:
+    """Raise Forbidden where a search would write and its key may not."""
+    if search.touch:
+        require(key_of(request), "write")
+
+
+def _touch(request: Request, collection: Collection, result: SearchResult) -> None:
+    service_of(request).touches.add(
+        collection,
+        [hit.id for hit in result.hits],
+        result.origin,
+        tag=_tag(request),
+        within=_within(request, collection),
+    )
+
+
 async def _batch(request: Request, batch: SearchBatch) -> Response:
+    limits = service_of(request).limits
+    limits.check_queries(batch.queries)
     shared = dict(batch.model_extra or {})
     for name in ("query", "query_vector"):
         if name in shared:
@@ -291,8 +377,11 @@ async def _batch(request: Request, batch: SearchBatch) -> Response:
                     field=f"queries[{position}].collection",
                     remedy="give `collection` once, beside `queries`",
                 )
-            parsed.append(parse(Search, {**shared, **item}))
-        except InvalidRequest as error:
+            search = parse(Search, {**shared, **item})
+            limits.check_search(search)
+            _check_touch(request, search)
+            parsed.append(search)
+        except (InvalidRequest, Forbidden) as error:
             error.members["query"] = position
             parsed.append(error)
     searches = [item for item in parsed if isinstance(item, Search)]
@@ -325,7 +414,7 @@ async def _search(
             searches,
             collection=collection,
             doors=service.doors,
-            caller=_caller(request),
+            caller=_caller(request, collection),
             now_ms=to_ms(service.now()),
         )
     except HalflifeError as error:
@@ -333,7 +422,7 @@ async def _search(
         raise
     for search, result in zip(searches, results, strict=True):
         if search.touch and not isinstance(result, HalflifeError):
-            service.touches.add(collection, [hit.id for hit in result.hits], result.origin)
+            _touch(request, collection, result)
     return _noted(request, searches, results, collection)
 
 
@@ -359,17 +448,30 @@ def _noted(
 
 
 @router.post(
-    "/v1/feedback", tags=["search"], summary="Tell what became of a search's hits", response_model=BulkResult
+    "/v1/feedback",
+    tags=["search"],
+    summary="Tell what became of a search's hits",
+    response_model=BulkResult,
+    dependencies=[needs("read")],
 )
 async def post_feedback(request: Request) -> Response:
     """Store verdicts on hits of a logged search, each on its own; sending one again changes nothing."""
+    # Who may search may vote on what it found; yet a vote is a write, and is finished once it has begun.
+    request.state.abandonable = False
     given = parse(Feedback, await read_json(request))
-    votes = service_of(request).votes
-    return answer(await votes.store(given, key_id=_key_id(request), allowed=lambda _: True))
+    key = key_of(request)
+    stored = await service_of(request).votes.store(
+        given, key_id=_key_id(request), allowed=lambda name: key is None or key.reaches(name)
+    )
+    return answer(stored)
 
 
 @router.post(
-    "/v1/why", tags=["search"], summary="Why a document is (not) in a result", response_model=WhyResult
+    "/v1/why",
+    tags=["search"],
+    summary="Why a document is (not) in a result",
+    response_model=WhyResult,
+    dependencies=[needs("read")],
 )
 async def post_why(request: Request) -> Response:
     """Account for one document in a search: rank and factor in each route, what the stages after fusion did with it (they
@@ -377,23 +479,70 @@ async def post_why(request: Request) -> Response:
     """
     asked = parse(Why, await read_json(request))
     service = service_of(request)
+    service.limits.check_search(asked)
+    collection = await _collection(request, asked.collection)
     result = await whys.why(
         asked,
-        collection=await _collection(request, asked.collection),
+        collection=collection,
         doors=service.doors,
-        caller=_caller(request),
+        caller=_caller(request, collection),
         now_ms=to_ms(service.now()),
     )
     return answer(result)
 
 
-def _caller(request: Request) -> searching.Caller:
-    return searching.Caller(request_id=request.state.request_id)
+def _caller(request: Request, collection: Collection) -> searching.Caller:
+    kept = _fence(request, collection)
+    return searching.Caller(
+        forced=() if kept is None else kept.clauses,
+        tag=_tag(request),
+        request_id=request.state.request_id,
+        deadline=request.state.deadline,
+    )
+
+
+def _tag(request: Request) -> str:
+    key = key_of(request)
+    return "" if key is None else key.tag
+
+
+def _fence(request: Request, collection: Collection) -> Fence | None:
+    """Return what keeps the request's key inside its part of the collection; None where nothing does.
+
+    Raises Forbidden where the key's filter can't be read as the collection is: rather nothing than too much.
+    """
+    key = key_of(request)
+    if key is None:
+        return None
+    try:
+        return fence(key, collection)
+    except InvalidRequest as cause:
+        log.error(
+            "the filter of key %s does not fit collection %s: %s", key.id, collection.name, cause.detail
+        )
+        raise Forbidden(
+            f"the key's filter does not fit the collection `{collection.name}`, so the key reaches nothing in it",
+            remedy="who made the key should see the service's log, and correct the filter or what is declared",
+        ) from cause
+
+
+def _within(request: Request, collection: Collection) -> AllOf | None:
+    kept = _fence(request, collection)
+    return None if kept is None else kept.condition
 
 
 async def _collection(request: Request, name: str) -> Collection:
     service = service_of(request)
-    return (await service.catalog.get(_checked(name))).collection
+    return (await service.catalog.get(_reached(request, name))).collection
+
+
+def _reached(request: Request, name: str) -> str:
+    """Return the collection's name. Raises NotFound for one out of the key's reach, as for one that is not there."""
+    key = key_of(request)
+    checked = _checked(name)
+    if key is not None and not key.reaches(checked):
+        raise catalog.absent(checked)
+    return checked
 
 
 def _checked(name: str) -> str:
@@ -408,7 +557,13 @@ def _checked(name: str) -> str:
 DOCUMENTS = "/v1/collections/{collection}/documents"
 
 
-@router.post(DOCUMENTS, tags=["documents"], summary="Upsert documents", response_model=BulkResult)
+@router.post(
+    DOCUMENTS,
+    tags=["documents"],
+    summary="Upsert documents",
+    response_model=BulkResult,
+    dependencies=[needs("write")],
+)
 async def upsert(request: Request, collection: str) -> Response:
     """Store documents, each on its own: the answer tells what became of every item, in the order sent."""
     bulk = parse(Upsert, await read_json(request))
@@ -418,17 +573,21 @@ async def upsert(request: Request, collection: str) -> Response:
 async def _upsert(request: Request, collection: str, items: Sequence[Any], refresh: Refresh) -> BulkResult:
     """Store the items; a collection that is not there yet is made if one of them is valid."""
     service = service_of(request)
-    name = _checked(collection)
+    service.limits.check_items(items)
+    name = _reached(request, collection)
+    key = key_of(request)
     try:
         known = await service.catalog.get(name)
     except NotFound:
-        if not service.auto_create:
+        if not service.auto_create or not (key is None or key.allows("admin")):
             raise
         indexing.check_first(items, collection=name, dims=service.dims)
         known = await service.catalog.ensure(
             name, CollectionOptions(), dims=service.dims, model=service.model, moment=service.now()
         )
-    return await service.indexer.upsert(items, collection=known.collection, refresh=refresh)
+    return await service.indexer.upsert(
+        items, collection=known.collection, refresh=refresh, within=_within(request, known.collection)
+    )
 
 
 @router.post(
@@ -436,6 +595,7 @@ async def _upsert(request: Request, collection: str, items: Sequence[Any], refre
     tags=["documents"],
     summary="Upload files",
     response_model=FilesResult,
+    dependencies=[needs("write")],
 )
 async def upload_files(request: Request, collection: str) -> Response:
     """Read text, Markdown, HTML, PDF, Word, EPUB, CSV and JSON Lines files, and store what they say.
@@ -445,8 +605,9 @@ async def upload_files(request: Request, collection: str) -> Response:
     be read is one item's error.
     """
     service = service_of(request)
-    name = _checked(collection)
-    if not service.auto_create:
+    name = _reached(request, collection)
+    key = key_of(request)
+    if not service.auto_create or not (key is None or key.allows("admin")):
         await service.catalog.get(name)
     form, sent = await _read_form(request)
     uploads = [
@@ -523,32 +684,56 @@ def _form_json(key: str, text: str) -> Any:
 
 
 @router.patch(
-    DOCUMENTS, tags=["documents"], summary="Change fields without embedding", response_model=BulkResult
+    DOCUMENTS,
+    tags=["documents"],
+    summary="Change fields without embedding",
+    response_model=BulkResult,
+    dependencies=[needs("write")],
 )
 async def patch(request: Request, collection: str) -> Response:
     """Change the named fields of stored documents; text and vectors stay as they are."""
     changes = parse(PatchDocuments, await read_json(request))
-    target = await _collection(request, collection)
     service = service_of(request)
-    result = await service.indexer.patch(changes.documents, collection=target, refresh=changes.refresh)
+    service.limits.check_items(changes.documents)
+    target = await _collection(request, collection)
+    result = await service.indexer.patch(
+        changes.documents, collection=target, refresh=changes.refresh, within=_within(request, target)
+    )
     # A change that found nothing to change is lost: it counts as failed, unlike a delete that found nothing.
     missed = sum(item.status == "not_found" for item in result.items)
     return answer(BulkResult(items=result.items, failed=result.failed + missed))
 
 
 @router.post(
-    DOCUMENTS + "/delete", tags=["documents"], summary="Delete by ids or filter", response_model=Deletion
+    DOCUMENTS + "/delete",
+    tags=["documents"],
+    summary="Delete by ids or filter",
+    response_model=Deletion,
+    dependencies=[needs("write")],
 )
 async def delete_many(request: Request, collection: str) -> Response:
     """Delete the named documents, those that a filter matches, or all of them."""
     wanted = parse(DeleteDocuments, await read_json(request))
-    target = await _collection(request, collection)
     service = service_of(request)
     if wanted.ids is not None:
-        result = await service.indexer.delete_ids(wanted.ids, collection=target, refresh=wanted.refresh)
+        service.limits.check_items(wanted.ids, field="ids")
+    if wanted.filter:
+        service.limits.check_filter(wanted.filter)
+    target = await _collection(request, collection)
+    kept = _fence(request, target)
+    within = None if kept is None else kept.condition
+    if wanted.ids is not None:
+        result = await service.indexer.delete_ids(
+            wanted.ids, collection=target, refresh=wanted.refresh, within=within
+        )
         return answer(_deletion(result))
-    clauses = compile_filter(wanted.filter, declared=target.declared) if wanted.filter else []
-    gone = await service.indexer.delete_matching(clauses, collection=target, refresh=wanted.refresh)
+    clauses = [
+        *(() if kept is None else kept.clauses),
+        *(compile_filter(wanted.filter, declared=target.declared) if wanted.filter else ()),
+    ]
+    gone = await service.indexer.delete_matching(
+        clauses, collection=target, refresh=wanted.refresh, within=within
+    )
     return answer(Deletion(deleted=gone.deleted, items=gone.failures, failed=len(gone.failures)))
 
 
@@ -557,7 +742,13 @@ def _deletion(result: BulkResult) -> Deletion:
     return Deletion(deleted=deleted, items=result.items, failed=result.failed)
 
 
-@router.get(DOCUMENTS, tags=["documents"], summary="List documents by id", response_model=DocumentPage)
+@router.get(
+    DOCUMENTS,
+    tags=["documents"],
+    summary="List documents by id",
+    response_model=DocumentPage,
+    dependencies=[needs("read")],
+)
 async def list_documents(
     request: Request,
     collection: str,
@@ -569,6 +760,9 @@ async def list_documents(
 ) -> Response:
     """List stored documents in the order of their ids, from one point in time over all pages."""
     service = service_of(request)
+    asked = None if where is None else _filter(where)
+    if asked:
+        service.limits.check_filter(asked)
     target = await _collection(request, collection)
     now_ms = to_ms(service.now())
     after: str | None = None
@@ -581,14 +775,18 @@ async def list_documents(
             secrets=service.doors.cursor_secrets,
             now_ms=now_ms,
             kind="list",
-            caller="",
+            caller=_tag(request),
             collection=target.name,
         )
         wanted = held.request.get("filter")
         size, after, pit = held.top_k, (held.after or [None])[0], held.pit_id
     else:
-        wanted = None if where is None else _filter(where)
-    clauses = compile_filter(wanted, declared=target.declared) if wanted else []
+        wanted = asked
+    kept = _fence(request, target)
+    clauses = [
+        *(() if kept is None else kept.clauses),
+        *(compile_filter(wanted, declared=target.declared) if wanted else ()),
+    ]
     page = await service.indexer.list_documents(
         clauses, collection=target, size=size, after=after, pit=pit, keep_alive_s=LIST_KEEP_ALIVE_S
     )
@@ -596,7 +794,7 @@ async def list_documents(
     if page.after is not None:
         following = cursors.seal(
             cursors.CursorPayload(
-                kind="list", collection=target.name, caller="", origin_ms=now_ms, pit_id=page.pit, top_k=size,
+                kind="list", collection=target.name, caller=_tag(request), origin_ms=now_ms, pit_id=page.pit, top_k=size,
                 after=[page.after], request={"filter": wanted}, issued_ms=now_ms,
                 expires_ms=now_ms + int(LIST_KEEP_ALIVE_S * 1000),
             ),
@@ -622,6 +820,7 @@ def _filter(text: str) -> dict[str, Any]:
     tags=["documents"],
     summary="Get a document",
     response_model=StoredDocument,
+    dependencies=[needs("read")],
 )
 async def get_document(request: Request, collection: str, document_id: str) -> Response:
     """Return one document as stored, in real time: also before searches see it."""
@@ -630,7 +829,9 @@ async def get_document(request: Request, collection: str, document_id: str) -> R
         raise NotFound(
             "an id is missing after the last slash", field="id", remedy="name it, or drop the slash to list"
         )
-    [found] = await service_of(request).indexer.get([document_id], collection=target)
+    [found] = await service_of(request).indexer.get(
+        [document_id], collection=target, within=_within(request, target)
+    )
     if found is None:
         raise NotFound(f"there is no document with this id in '{target.name}'", field="id")
     return answer(found)
@@ -641,6 +842,7 @@ async def get_document(request: Request, collection: str, document_id: str) -> R
     tags=["documents"],
     summary="Delete a document",
     response_model=Deletion,
+    dependencies=[needs("write")],
 )
 async def delete_document(
     request: Request,
@@ -652,10 +854,13 @@ async def delete_document(
     target = await _collection(request, collection)
     asked = parse(DeleteDocuments, {"ids": [document_id], "refresh": refresh})
     result = await service_of(request).indexer.delete_ids(
-        asked.ids or [], collection=target, refresh=asked.refresh
+        asked.ids or [], collection=target, refresh=asked.refresh, within=_within(request, target)
     )
-    if result.items[0].status == "not_found":
+    [item] = result.items
+    if item.status == "not_found":
         raise NotFound(f"there is no document with this id in '{target.name}'", field="id")
+    if item.error is not None and item.error.type == Forbidden.code:
+        raise Forbidden(item.error.detail, remedy=item.error.remedy)
     return answer(_deletion(result))
 
 
@@ -663,11 +868,18 @@ async def delete_document(
 
 
 @router.get(
-    "/v1/collections", tags=["collections"], summary="List collections", response_model=list[Collection]
+    "/v1/collections",
+    tags=["collections"],
+    summary="List collections",
+    response_model=list[Collection],
+    dependencies=[needs("read")],
 )
 async def list_collections(request: Request) -> Response:
-    """Return every collection of this cluster."""
-    found = await catalog.list_collections(service_of(request).doors.cluster)
+    """Return every collection of this cluster that the key reaches."""
+    key = key_of(request)
+    found = await catalog.list_collections(
+        service_of(request).doors.cluster, only=lambda name: key is None or key.reaches(name)
+    )
     return Response(
         b"[" + b",".join(item.model_dump_json().encode() for item in found) + b"]", media_type=JSON
     )
@@ -678,13 +890,14 @@ async def list_collections(request: Request) -> Response:
     tags=["collections"],
     summary="Create a collection",
     response_model=Collection,
+    dependencies=[needs("admin")],
 )
 async def create_collection(request: Request, collection: str) -> Response:
     """Create a collection with options; the same options again change nothing, others are a conflict."""
     body = await request.body()
     options = parse(CollectionOptions, await read_json(request) if body.strip() else {})
     service = service_of(request)
-    name = _checked(collection)
+    name = _reached(request, collection)
     made = await catalog.create(
         service.doors.cluster, name, options, dims=service.dims, model=service.model, moment=service.now()
     )
@@ -697,6 +910,7 @@ async def create_collection(request: Request, collection: str) -> Response:
     tags=["collections"],
     summary="Describe a collection",
     response_model=Collection,
+    dependencies=[needs("read")],
 )
 async def get_collection(request: Request, collection: str) -> Response:
     """Return what a collection is."""
@@ -704,7 +918,11 @@ async def get_collection(request: Request, collection: str) -> Response:
 
 
 @router.delete(
-    "/v1/collections/{collection}", tags=["collections"], summary="Delete a collection", status_code=204
+    "/v1/collections/{collection}",
+    tags=["collections"],
+    summary="Delete a collection",
+    status_code=204,
+    dependencies=[needs("admin")],
 )
 async def delete_collection(
     request: Request,
@@ -712,7 +930,7 @@ async def delete_collection(
     confirm: str | None = Query(None, description="The collection's name again: this can't be undone."),
 ) -> Response:
     """Delete a collection with all its documents."""
-    name = _checked(collection)
+    name = _reached(request, collection)
     if confirm != name:
         raise InvalidRequest(
             "deleting a collection deletes all its documents", field="confirm", remedy=f"add ?confirm={name}"
@@ -734,11 +952,13 @@ async def livez() -> Response:
 async def readyz(request: Request) -> Response:
     """Ask each dependency: ready, degraded (no embedder: words alone are searched; no writes), or 503."""
     service = service_of(request)
-    ready, body = await service.watch.readiness(serving=service.ready)
+    ready, body = await service.watch.readiness(serving=service.ready, keys_fault=service.key_fault())
+    if service.keyed and "blocked" in (told := body["checks"]["elasticsearch"]):
+        told["blocked"] = len(told["blocked"])
     return Response(to_json(body), status_code=200 if ready else 503, media_type=JSON)
 
 
-@router.get("/metrics", tags=["health"], summary="Prometheus metrics")
+@router.get("/metrics", tags=["health"], summary="Prometheus metrics", dependencies=[needs("metrics")])
 async def metrics(request: Request) -> Response:
     """Return what this process has measured, in Prometheus' text form; asks nobody."""
     body, content_type = service_of(request).watch.exposition()
@@ -797,7 +1017,8 @@ _FRAMEWORK_REMEDIES = {404: "see /docs for what there is", 405: "see /docs for t
 
 
 def _key_id(request: Request) -> str | None:
-    return getattr(request.state, "key_id", None)
+    key = key_of(request)
+    return None if key is None else key.id
 
 
 def _request_id(request: Request) -> str | None:

@@ -293,9 +293,7 @@ async def get(cluster: Cluster, name: str) -> Known:
                 f"`{read}` is an index; Halflife needs that name for the alias of the collection `{name}`",
                 remedy=f"copy what you need out of the index and delete it (DELETE {read}), or choose another collection",
             )
-        raise NotFound(
-            f"there is no collection `{name}`", remedy=f"create it with PUT /v1/collections/{name}"
-        )
+        raise absent(name)
     if len(aliases[read]) != 1:
         raise SchemaMismatch(
             f"the alias `{read}` leads to {len(aliases[read])} indices: {', '.join(sorted(aliases[read]))}",
@@ -313,6 +311,11 @@ async def get(cluster: Cluster, name: str) -> Known:
     if targets[0].slot == "b":
         return Known(collection, (), fence=targets[0])
     return Known(collection, targets)
+
+
+def absent(name: str) -> NotFound:
+    """Return what is told of a collection that is not there, and of one that the caller may not know of."""
+    return NotFound(f"there is no collection `{name}`", remedy=f"create it with PUT /v1/collections/{name}")
 
 
 def _targets(name: str, aliases: Mapping[str, Mapping[str, Json]]) -> tuple[WriteTarget, ...]:
@@ -337,10 +340,17 @@ def _targets(name: str, aliases: Mapping[str, Mapping[str, Json]]) -> tuple[Writ
     return tuple(sorted((t for t in targets if t.generation == newest), key=lambda target: target.slot))
 
 
-async def list_collections(cluster: Cluster) -> list[Collection]:
-    """Return all collections by name, checked. Raises SchemaMismatch at the first that is not as it should be."""
+async def list_collections(
+    cluster: Cluster, *, only: Callable[[str], bool] = lambda name: True
+) -> list[Collection]:
+    """Return all collections by name, or those whose names `only` takes, checked.
+
+    Raises SchemaMismatch at the first that is not as it should be.
+    """
     aliases = await cluster.resolve_aliases(f"{names.PREFIX}*")
-    found = sorted(name for alias in aliases if (name := names.parse_read_alias(alias)) is not None)
+    found = sorted(
+        name for alias in aliases if (name := names.parse_read_alias(alias)) is not None and only(name)
+    )
     collections: list[Collection] = []
     for name in found:
         try:
@@ -356,7 +366,7 @@ async def delete(cluster: Cluster, name: str) -> list[str]:
     concrete = set(await cluster.resolve_index(names.index_pattern(name)))
     doomed = sorted(index for index in concrete if names.collection_of(index) == name)
     if names.read_alias(name) not in aliases and not doomed:
-        raise NotFound(f"there is no collection `{name}`")
+        raise absent(name)
     await cluster.delete_indices(doomed)
     return doomed
 

@@ -37,6 +37,12 @@ STORED_FIELDS: Final = (
 )  # fmt: skip
 """What `stored` needs of `_source`: everything but the chunks' texts, hashes and vectors."""
 
+FILTERED_FIELDS: Final = (
+    fields.DOCUMENT_ID, fields.TITLE, *fields.DATES, fields.EVERGREEN, fields.SALIENCE, *fields.KEYWORDS, fields.METADATA,
+    fields.DECLARED,
+)  # fmt: skip
+"""What a filter may look at in `_source`."""
+
 _ID = TypeAdapter[str](DocumentId)
 _PLAIN = (*fields.KEYWORDS, fields.SALIENCE)
 

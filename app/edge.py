@@ -1,34 +1,66 @@
 """The edge of the service: what holds for every request before any route sees it.
 
-Gives each request an id, refuses bodies over the limit while they arrive, and sheds load rather than queueing
-without end. Plain ASGI; knows no route and no search.
+Gives each request an id, asks for a key, counts how often each caller asks, refuses bodies over the limit while they
+arrive, sheds load rather than queueing without end, and drops work that nobody waits for any more. Plain ASGI; knows
+no route and no search.
 """
 
 import asyncio
+import ipaddress
 import json
+import math
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from app import observing
+from app.errors import (
+    DeadlineExceeded,
+    Forbidden,
+    HalflifeError,
+    InvalidRequest,
+    TooManyRequests,
+    Unauthorized,
+)
+from app.keys import Key, Keyring, Scope, bearer
+from app.limits import Buckets, Taken
 
-Scope = MutableMapping[str, Any]
+ConnectionScope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+App = Callable[[ConnectionScope, Receive, Send], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+"""Paths that ask for no key and are answered under any load: who watches the service must still see it."""
+TIMEOUT_HEADER = b"x-halflife-timeout-ms"
+GRACE_S = 0.5
+"""How long past its budget a request may still answer with what it has, before it is ended."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._\-]{1,128}")
-_UNBOUNDED = frozenset({"/livez", "/readyz", "/metrics"})
-"""Paths that are answered under any load: who watches the service must still see it."""
+_LEAST_BODY_RATE = 4_096
+_CLOSE = (b"connection", b"close")
 
 
-class BodyTooLarge(Exception):
-    """The body passed the limit while it was read."""
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Who is let in. `keys` returns the keys in force, None where none are configured: then this machine only."""
+
+    keys: Callable[[], Keyring | None]
+    now_ms: Callable[[], int]
+    open_paths: frozenset[str] = OPEN_PATHS
+    """Paths that need no key."""
+    scoped_paths: Mapping[str, Scope] | None = None
+    """Paths that need a scope whatever their route says, and are answered under any load."""
+    buckets: Buckets | None = None
 
 
 class Edge:
-    """Number, bound and shed requests."""
+    """Number, admit, bound and shed requests."""
 
     def __init__(
         self,
@@ -37,110 +69,331 @@ class Edge:
         max_body_bytes: int,
         max_concurrent: int,
         new_id: Callable[[], str],
+        guard: Guard,
+        budget_s: float = 10.0,
         most_pause_s: float = 20.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`most_pause_s`: a sender that pauses longer within a body loses its place."""
+        """`budget_s`: the time budget of a request that reads. `most_pause_s`: a sender that pauses longer is cut off."""
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._max_concurrent = max_concurrent
         self._new_id = new_id
+        self._guard = guard
+        self._budget_s = budget_s
         self._most_pause_s = most_pause_s
+        self._clock = clock
         self._under_way = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection event; only HTTP requests are looked at."""
-        if scope["type"] != "http":
+    async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
+        """Serve one connection event; only HTTP requests are looked at, and WebSockets are turned away."""
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
         request_id = self._id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
         observing.request_id.set(request_id)
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["key"] = None
+        more: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
 
-        async def send_with_id(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", []), *more]
             await send(message)
 
-        if scope["path"] in _UNBOUNDED:
-            await self._app(scope, receive, send_with_id)
-            return
-        if self._under_way >= self._max_concurrent:
-            await _refuse(
-                send_with_id, 503, "overloaded", "Too many requests at once",
-                f"{self._max_concurrent} requests are being answered already", "try again after the pause", request_id,
-                headers=[(b"retry-after", b"1")],
-            )  # fmt: skip
+        try:
+            name = self._admit(scope)
+            state["deadline"] = self._clock() + self._budget(scope)
+            path = scope["path"]
+            if path in OPEN_PATHS or path in (self._guard.scoped_paths or ()):
+                await self._app(scope, receive, send_with_headers)
+                return
+            if self._guard.buckets is not None:
+                key: Key | None = state["key"]
+                taken = self._guard.buckets.take(
+                    name, self._clock(), rate_per_s=None if key is None else key.rate_per_s
+                )
+                more += _rate_headers(taken)
+                if not taken.allowed:
+                    raise TooManyRequests(
+                        f"more than {taken.quota} requests in {taken.window_s} s",
+                        remedy="wait as long as Retry-After says, and spread the requests",
+                        retry_after_s=round(taken.retry_after_s, 3),
+                    )
+            if self._under_way >= self._max_concurrent:
+                raise _Overloaded(
+                    f"{self._max_concurrent} requests are being answered already",
+                    remedy="try again after the pause",
+                    retry_after_s=1,
+                )
+        except HalflifeError as error:
+            await _refuse(send_with_headers, error, request_id)
             return
         self._under_way += 1
         try:
-            await self._bounded(scope, receive, send_with_id, request_id)
+            await self._bounded(scope, receive, send_with_headers, request_id)
         finally:
             self._under_way -= 1
 
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        declared = dict(scope["headers"]).get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > self._max_body_bytes:
-            await self._too_large(send, request_id)
-            return
-        read = 0
-        whole = False
-        started = False
+    # --- who asks
 
-        async def counting() -> Message:
-            nonlocal read, whole
-            # Only while the body comes: afterwards this waits for the caller to hang up.
-            message = await (receive() if whole else asyncio.wait_for(receive(), self._most_pause_s))
-            if message["type"] == "http.request":
-                read += len(message.get("body", b""))
-                whole = not message.get("more_body", False)
-                if read > self._max_body_bytes:
-                    raise BodyTooLarge
-            return message
+    def _admit(self, scope: ConnectionScope) -> str:
+        """Return the name that the caller is counted under, having noted their key. Raises Unauthorized or Forbidden."""
+        client = scope.get("client")
+        host = str(client[0]) if client else "unix"
+        path = scope["path"]
+        if path in self._guard.open_paths:
+            return f"client {host}"
+        ring = self._guard.keys()
+        if ring is None:
+            _check_local(scope, host)
+            return f"client {host}"
+        token = bearer(scope["headers"])
+        key = None if token is None else ring.find(token, now_ms=self._guard.now_ms())
+        if key is None:
+            raise Unauthorized(
+                "no bearer key came with the request"
+                if token is None
+                else "the bearer key is not known here",
+                remedy="send a key as `Authorization: Bearer …`; who runs the service makes one with `halflife keys create`",
+            )
+        scope["state"]["key"] = key
+        wanted = (self._guard.scoped_paths or {}).get(path)
+        if wanted is not None and not key.allows(wanted):
+            raise Forbidden(
+                f"this needs the scope '{wanted}'", remedy=f"use a key that has the scope '{wanted}'"
+            )
+        return f"key {key.id}"
+
+    def _budget(self, scope: ConnectionScope) -> float:
+        """Return the request's time budget in seconds: the header's where it is shorter than the service's own."""
+        given = next((value for name, value in scope["headers"] if name == TIMEOUT_HEADER), None)
+        if given is None:
+            return self._budget_s
+        if not given.isdigit() or len(given) > 9 or int(given) < 50:
+            raise InvalidRequest(
+                "the time budget is not a whole number of milliseconds from 50 on",
+                field="X-Halflife-Timeout-Ms",
+                remedy="send one such as 2000, or leave the header out",
+            )
+        return min(self._budget_s, int(given) / 1000)
+
+    # --- the body and the answer
+
+    async def _bounded(self, scope: ConnectionScope, receive: Receive, send: Send, request_id: str) -> None:
+        state = scope["state"]
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"")
+        intake = _Intake(
+            receive,
+            empty=b"transfer-encoding" not in headers and declared in (b"", b"0"),
+            most_bytes=self._max_body_bytes,
+            most_pause_s=self._most_pause_s,
+        )
+        started = False
 
         async def noting(message: Message) -> None:
             nonlocal started
-            started = True
-            await send(message)
+            # The framework answers a failed read with an error of its own, which is not what went wrong.
+            if intake.failure is None or started:
+                started = True
+                await send(message)
 
+        if declared.isdigit() and int(declared) > self._max_body_bytes:
+            await _refuse(send, _too_large(self._max_body_bytes), request_id, headers=[_CLOSE])
+            return
+        work = asyncio.ensure_future(self._app(scope, intake.receive, noting))
+        left = asyncio.ensure_future(intake.left())
+        failure: HalflifeError | None = None
         try:
-            await self._app(scope, counting, noting)
-        except BodyTooLarge:
-            if started:
-                raise
-            await self._too_large(send, request_id)
-        except TimeoutError:
-            if started or whole:
-                raise
-            await _refuse(
-                send, 408, "body-too-slow", "The body did not come",
-                f"nothing more of the body came for {self._most_pause_s:g} s", "send it again", request_id,
-                headers=[(b"connection", b"close")],
-            )  # fmt: skip
+            await asyncio.wait(
+                {work, left},
+                timeout=max(0.0, state["deadline"] + GRACE_S - self._clock()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            # Writes are finished whatever happens here: cut off halfway, nobody could say what is stored.
+            if not work.done() and not started and state.get("abandonable"):
+                work.cancel()
+                await asyncio.wait({work})
+                if not left.done():
+                    failure = DeadlineExceeded(
+                        "there was no answer within the request's time budget",
+                        remedy="ask for less, or give it more time",
+                        retry_after_s=1,
+                    )
+            else:
+                await work
+        except (_BodyLarge, _BodySlow):
+            pass
+        finally:
+            for task in (work, left):
+                task.cancel()
+            await asyncio.gather(work, left, return_exceptions=True)
+        failure = failure or intake.failure
+        if failure is not None and not started:
+            close = [] if isinstance(failure, DeadlineExceeded) else [_CLOSE]
+            await _refuse(send, failure, request_id, headers=close)
 
-    async def _too_large(self, send: Send, request_id: str) -> None:
-        await _refuse(
-            send, 413, "body-too-large", "The body is too large",
-            f"the body is larger than {self._max_body_bytes} bytes", "send fewer documents at once", request_id,
-            headers=[(b"connection", b"close")],
-        )  # fmt: skip
-
-    def _id(self, scope: Scope) -> str:
+    def _id(self, scope: ConnectionScope) -> str:
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         return given.decode() if _REQUEST_ID.fullmatch(given) else self._new_id()
 
 
-async def _refuse(
-    send: Send, status: int, code: str, title: str, detail: str, remedy: str, request_id: str,
-    *, headers: list[tuple[bytes, bytes]],
-) -> None:  # fmt: skip
-    body = json.dumps({
-        "type": f"urn:halflife:problem:{code}", "title": title, "status": status, "detail": detail,
-        "remedy": remedy, "request_id": request_id,
-    }).encode()  # fmt: skip
+class _Intake:
+    """The body on its way in, bounded in bytes, pauses and pace; afterwards, whether the caller is still there."""
+
+    def __init__(self, receive: Receive, *, empty: bool, most_bytes: int, most_pause_s: float) -> None:
+        """`empty`: no body was announced, so that nothing has to be read before the caller can be watched."""
+        self._receive = receive
+        self._most_bytes = most_bytes
+        self._most_pause_s = most_pause_s
+        self._begun = asyncio.get_running_loop().time()
+        self._read = 0
+        self._given = False
+        self._whole = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._empty = empty
+        self.failure: HalflifeError | None = None
+        if empty:
+            self._whole.set()
+
+    async def receive(self) -> Message:
+        """Return the next message as the application takes it, or raise `failure`, having noted it."""
+        if self._empty and not self._given:
+            self._given = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        if self._whole.is_set():
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+        try:
+            message = await asyncio.wait_for(self._receive(), self._most_pause_s)
+        except TimeoutError:
+            raise self._failed(_too_slow(self._most_pause_s)) from None
+        if message["type"] == "http.disconnect":
+            self._whole.set()
+            self._gone.set()
+            return message
+        self._read += len(message.get("body", b""))
+        if self._read > self._most_bytes:
+            raise self._failed(_too_large(self._most_bytes))
+        if not message.get("more_body", False):
+            self._whole.set()
+        else:
+            # A byte every few seconds never pauses long, and would hold a place for hours.
+            taken_s = asyncio.get_running_loop().time() - self._begun
+            if taken_s > self._most_pause_s + self._read / _LEAST_BODY_RATE:
+                raise self._failed(_too_slow(self._most_pause_s))
+        return message
+
+    def _failed(self, error: HalflifeError) -> HalflifeError:
+        self.failure = error
+        return error
+
+    async def left(self) -> None:
+        """Return when the caller has hung up."""
+        await self._whole.wait()
+        while not self._gone.is_set():
+            if (await self._receive())["type"] == "http.disconnect":
+                self._gone.set()
+
+
+def _check_local(scope: ConnectionScope, host: str) -> None:
+    """Raise Forbidden unless the request comes from this machine, and from no web page of elsewhere.
+
+    Without keys, every program on this machine may do everything; a browser on it must not do so on behalf of a
+    page: such a request carries that page's origin, or (where its name was pointed at this machine) its host.
+    """
+    headers = dict(scope["headers"])
+    origin = headers.get(b"origin")
+    named = headers.get(b"host", b"").decode("latin-1")
+    if host != "unix" and not is_loopback(host):
+        told = "no keys are configured, so only callers on this machine are answered"
+    elif named and not is_loopback(_hostname(f"//{named}")):
+        told = "no keys are configured, so only requests to this machine's loopback are answered"
+    elif origin is not None and not is_loopback(_hostname(origin.decode("latin-1"))):
+        told = "no keys are configured, so no web page of elsewhere is answered"
+    else:
+        return
+    raise Forbidden(
+        told,
+        remedy="configure keys (`halflife keys create`, HALFLIFE_KEYS_FILE), or ask at http://127.0.0.1",
+    )
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address or name is this machine's own loopback."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+class _Overloaded(HalflifeError):
+    status = 503
+    code = "overloaded"
+    title = "Too many requests at once"
+
+
+class _BodyLarge(HalflifeError):
+    status = 413
+    code = "body-too-large"
+    title = "The body is too large"
+
+
+class _BodySlow(HalflifeError):
+    status = 408
+    code = "body-too-slow"
+    title = "The body did not come"
+
+
+def _too_large(most_bytes: int) -> HalflifeError:
+    return _BodyLarge(
+        f"the body is larger than {most_bytes} bytes", remedy="send fewer documents at once", limit=most_bytes
+    )
+
+
+def _too_slow(most_pause_s: float) -> HalflifeError:
+    return _BodySlow(
+        f"it paused for {most_pause_s:g} s, or came slower than {_LEAST_BODY_RATE} bytes a second",
+        remedy="send it again",
+    )
+
+
+def _rate_headers(taken: Taken) -> list[tuple[bytes, bytes]]:
+    """Return RateLimit and RateLimit-Policy as draft-ietf-httpapi-ratelimit-headers-10 has them."""
+    return [
+        (b"ratelimit-policy", f'"requests";q={taken.quota};w={taken.window_s}'.encode()),
+        (b"ratelimit", f'"requests";r={taken.remaining};t={taken.full_in_s}'.encode()),
+    ]
+
+
+async def _refuse(send: Send, error: HalflifeError, request_id: str, *, headers: Headers = ()) -> None:
+    body = json.dumps({**error.problem(), "request_id": request_id}).encode()
+    more = [*headers]
+    if error.retry_after_s is not None:
+        more.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    if isinstance(error, Unauthorized):
+        more.append((b"www-authenticate", b'Bearer realm="halflife"'))
     await send({
-        "type": "http.response.start", "status": status,
+        "type": "http.response.start", "status": error.status,
         "headers": [
-            (b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode()), *headers,
+            (b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode()), *more,
         ],
     })  # fmt: skip
     await send({"type": "http.response.body", "body": body})

@@ -162,3 +162,42 @@ class RerankerFailed(HalflifeError):
     status = 502
     code = "reranker-failed"
     title = "The reranker's answer can't be used"
+
+
+class Unauthorized(HalflifeError):
+    """No key came with the request, or one that is not known."""
+
+    status = 401
+    code = "unauthorized"
+    title = "A key is needed"
+
+
+class Forbidden(HalflifeError):
+    """The key is known and does not allow this; nothing was done."""
+
+    status = 403
+    code = "forbidden"
+    title = "The key does not allow this"
+
+
+class LimitExceeded(InvalidRequest):
+    """The request asks for more than this service's settings allow one request; nothing was done."""
+
+    code = "limit-exceeded"
+    title = "The request is over a limit"
+
+
+class TooManyRequests(HalflifeError):
+    """This caller sends more requests than it may; `retry_after_s` says when the next is taken."""
+
+    status = 429
+    code = "too-many-requests"
+    title = "Too many requests"
+
+
+class DeadlineExceeded(HalflifeError):
+    """The request's time budget was used up before there was an answer."""
+
+    status = 504
+    code = "deadline-exceeded"
+    title = "The time budget is used up"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from app import fields
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, LimitExceeded
 from app.models import MAX_FILTER_DEPTH, MAX_FILTER_TERMS, DeclaredType
 from app.times import DAY_MS, format_instant, from_ms, is_day, parse_instant, to_ms
 
@@ -150,25 +150,45 @@ def explain_mismatch(
 # --- reading a filter ------------------------------------------------------------------------------------------------
 
 
-def parse_filter(value: Any, *, declared: Mapping[str, DeclaredType], path: str = "filter") -> AllOf:
-    """Return the filter as conditions, to evaluate on many documents; raises as `compile_filter` does."""
-    return _Reader(declared).read(value, path, depth=1)
+def parse_filter(
+    value: Any,
+    *,
+    declared: Mapping[str, DeclaredType],
+    path: str = "filter",
+    ranges_anywhere: bool = False,
+    max_depth: int = MAX_FILTER_DEPTH,
+    max_values: int = MAX_FILTER_TERMS,
+) -> AllOf:
+    """Return the filter as conditions, to evaluate on many documents; raises as `compile_filter` does.
+
+    `ranges_anywhere` is for reading a filter before its collection is known: a range on a key that may be declared
+    passes, and the conditions are good for nothing but having been read.
+    """
+    reader = _Reader(declared, ranges_anywhere=ranges_anywhere, max_depth=max_depth, max_values=max_values)
+    return reader.read(value, path, depth=1)
 
 
 class _Reader:
     """Reads one filter, counting what it will cost."""
 
-    def __init__(self, declared: Mapping[str, DeclaredType]) -> None:
+    def __init__(
+        self, declared: Mapping[str, DeclaredType], *, ranges_anywhere: bool, max_depth: int, max_values: int
+    ) -> None:
         self.declared = declared
+        self.ranges_anywhere = ranges_anywhere
+        self.max_depth = max_depth
+        self.max_values = max_values
         self.values = 0
         self.conditions = 0
 
     def read(self, value: Any, path: str, *, depth: int) -> AllOf:
         if not isinstance(value, Mapping):
             raise _refuse(path, f"must be an object, not {_described(value)}", "write {'field': value}")
-        if depth > MAX_FILTER_DEPTH:
-            raise _refuse(
-                path, f"is nested deeper than {MAX_FILTER_DEPTH} levels", "flatten `and`, `or` and `not`"
+        if depth > self.max_depth:
+            raise LimitExceeded(
+                f"`{path}` is nested deeper than {self.max_depth} levels",
+                field=path,
+                remedy="flatten `and`, `or` and `not`",
             )
         if not value and depth > 1:
             raise _refuse(path, "is empty, so it says nothing", "leave it out, or name a field in it")
@@ -267,6 +287,9 @@ class _Reader:
 
     def within(self, field: Field, bounds: Mapping[str, Any], path: str) -> Within:
         first = next(iter(bounds))
+        if field.kind == "any" and self.ranges_anywhere:
+            self.spend(path, values=len(bounds), conditions=1)
+            return Within(path, field, dict(bounds))
         if field.kind == "any":
             key = field.indexed[0].removeprefix(_METADATA_PREFIX)
             remedy = f"declare '{_shown(key)}' for the collection as long, double, date or keyword, and index it again"
@@ -299,9 +322,11 @@ class _Reader:
     def spend(self, path: str, *, values: int, conditions: int) -> None:
         self.values += values
         self.conditions += conditions
-        if self.values > MAX_FILTER_TERMS:
-            raise _refuse(
-                path, f"is one too many: a filter holds at most {MAX_FILTER_TERMS} values", "send fewer"
+        if self.values > self.max_values:
+            raise LimitExceeded(
+                f"`{path}` is one too many: a filter holds at most {self.max_values} values",
+                field=path,
+                remedy="send fewer",
             )
         if self.conditions > MAX_CONDITIONS:
             raise _refuse(
@@ -603,6 +628,31 @@ def holds(condition: Condition, document_source: Mapping[str, Any]) -> bool:
             return any(value in wanted for value in values)
         case Within(field=field, bounds=bounds):
             return any(_inside(value, bounds) for value in _values(field, document_source))
+
+
+def confined(condition: Condition, document_source: Mapping[str, Any]) -> bool:
+    """Tell whether the whole document lies inside the condition: every value of a field it names, not just one.
+
+    A document of the tenants `["a", "b"]` holds for a filter on either. Who may write for one of them alone must
+    write no such document, since the other would find it.
+    """
+    match condition:
+        case AllOf(parts=parts):
+            return all(confined(part, document_source) for part in parts)
+        case AnyOf(parts=parts):
+            return any(confined(part, document_source) for part in parts)
+        case Within(field=field, bounds=bounds):
+            values = _values(field, document_source)
+            return bool(values) and all(_inside(value, bounds) for value in values)
+        case OneOf(field=field, wanted=wanted):
+            values = _values(field, document_source)
+            if field.kind == "date":
+                return bool(values) and all(
+                    any(start <= value < end for start, end in wanted) for value in values
+                )
+            return bool(values) and all(value in wanted for value in values)
+        case Not() | Present():
+            return holds(condition, document_source)
 
 
 def _inside(value: Any, bounds: Mapping[str, Any]) -> bool:

@@ -24,9 +24,11 @@ from app.elastic import Cluster, encode, pack_vector
 from app.errors import (
     ClusterUnavailable,
     CursorExpired,
+    Forbidden,
     HalflifeError,
     Unavailable,
 )
+from app.filters import Condition, confined, holds
 from app.models import BulkResult, Collection, Document, DocumentPatch, ItemResult, StoredDocument
 from app.times import format_instant, parse_instant
 from app.writes import Patience, RefreshWhen, Stamper, Stored, Target, Targets, Write, Writer
@@ -71,7 +73,12 @@ class Deleted:
 
 
 class Indexer:
-    """Stores and reads documents of any collection; holds no state of a request."""
+    """Stores and reads documents of any collection; holds no state of a request.
+
+    `within` is the condition that a caller is kept inside, None for everything. What lies outside it looks like what
+    is not there. What is written must lie inside it with every value, before and after; and it is written only over
+    exactly what was read, so that nobody's document can be taken over between the look and the write.
+    """
 
     def __init__(
         self,
@@ -94,7 +101,12 @@ class Indexer:
     # --- upsert
 
     async def upsert(
-        self, items: Sequence[Any], *, collection: Collection, refresh: RefreshWhen = "false"
+        self,
+        items: Sequence[Any],
+        *,
+        collection: Collection,
+        refresh: RefreshWhen = "false",
+        within: Condition | None = None,
     ) -> BulkResult:
         """Store documents, each checked on its own; the results stand in the order of the items.
 
@@ -114,7 +126,7 @@ class Indexer:
                 part: Sequence[int], gate: asyncio.Semaphore = gate, when: RefreshWhen = with_bulk
             ) -> None:
                 async with gate:
-                    await self._store(writer, items, part, report, when)
+                    await self._store(writer, items, part, report, when, within)
 
             await _all(store(part) for part in parts)
         if refresh != "false" and len(slices) > 1 and report.stored:
@@ -128,21 +140,26 @@ class Indexer:
         part: Sequence[int],
         report: Report,
         refresh: RefreshWhen,
+        within: Condition | None,
     ) -> None:
         """Check, cut, embed and write one slice of items with distinct ids."""
         leading = await writer.leading()
         pending: list[_Upsert] = []
         for position in part:
             try:
-                document, _ = documents.check_document(items[position], leading.collection)
+                document, declared = documents.check_document(items[position], leading.collection)
+                if within is not None:
+                    bare = documents.source(document, chunks=(), declared=declared, indexed_at="")
+                    if not confined(within, bare):
+                        raise _outside()
                 cuts = await self._cut(document)
                 pending.append(_Upsert(position, document, format_instant(self._now()), cuts))
-            except InvalidItem as error:
+            except (InvalidItem, Forbidden) as error:
                 report.fail(position, documents.id_of(items[position]), error)
         rounds, until = 0, writer.deadline()
         while pending:
             try:
-                pending = await self._store_round(writer, pending, leading, report, refresh)
+                pending = await self._store_round(writer, pending, leading, report, refresh, within)
             except Unavailable as error:
                 for item in pending:
                     report.fail(item.position, item.document.id, error)
@@ -160,18 +177,22 @@ class Indexer:
         leading: Target,
         report: Report,
         refresh: RefreshWhen,
+        within: Condition | None,
     ) -> list["_Upsert"]:
         """Write what is pending and return what must be decided anew, since its document has changed meanwhile."""
+        looked_at = () if within is None else documents.FILTERED_FIELDS
         found = await writer.read(
             [item.document.id for item in pending],
-            source=[fields.DELETED, fields.REVISION, fields.CHUNK_HASH],
+            source=[fields.DELETED, fields.REVISION, fields.CHUNK_HASH, *looked_at],
         )
         writes: list[Write] = []
         for item in pending:
             item.stored = found.get(item.document.id)
-            decision = _decide(item, writer)
+            decision = _decide(item, writer) if within is None else _decide_within(within, item, writer)
             if isinstance(decision, Write):
                 writes.append(decision)
+            elif isinstance(decision, Forbidden):
+                report.fail(item.position, item.document.id, decision)
             else:
                 report.put(item.position, decision)
         await self._reuse(writer, [write.payload for write in writes], leading)
@@ -322,7 +343,12 @@ class Indexer:
     # --- change and delete
 
     async def patch(
-        self, items: Sequence[Any], *, collection: Collection, refresh: RefreshWhen = "false"
+        self,
+        items: Sequence[Any],
+        *,
+        collection: Collection,
+        refresh: RefreshWhen = "false",
+        within: Condition | None = None,
     ) -> BulkResult:
         """Change fields of stored documents and keep their text and vectors; null clears a field, `metadata` is replaced.
 
@@ -341,7 +367,7 @@ class Indexer:
                     changes.append(
                         _Change(position, patch.id, self._patching(patch, declared), patch.if_version)
                     )
-            await self._change(writer, changes, report)
+            await self._change(writer, changes, report, within=within)
         if refresh != "false" and report.stored:
             await self._show(writer, report)
         return report.result()
@@ -354,7 +380,13 @@ class Indexer:
 
         return apply
 
-    async def touch(self, instants: Mapping[str, datetime], *, collection: Collection) -> BulkResult:
+    async def touch(
+        self,
+        instants: Mapping[str, datetime],
+        *,
+        collection: Collection,
+        within: Condition | None = None,
+    ) -> BulkResult:
         """Set `last_accessed_at` of documents to the instant given for each, if it is later than what is stored.
 
         A document that is missing or deleted stays so (`not_found`); one touched later already is `unchanged`.
@@ -375,11 +407,17 @@ class Indexer:
         changes = [
             _Change(position, id_, touching(at)) for position, (id_, at) in enumerate(instants.items())
         ]
-        await self._change(writer, changes, report)
+        # A document that several share may be touched by each: what they see is theirs to have read.
+        await self._change(writer, changes, report, within=within, shared=True)
         return report.result()
 
     async def delete_ids(
-        self, ids: Sequence[Any], *, collection: Collection, refresh: RefreshWhen = "false"
+        self,
+        ids: Sequence[Any],
+        *,
+        collection: Collection,
+        refresh: RefreshWhen = "false",
+        within: Condition | None = None,
     ) -> BulkResult:
         """Delete documents by id; what is not there is `not_found`, which is no failure."""
         writer, report = self._writer(collection), Report(len(ids), named="ids")
@@ -392,7 +430,7 @@ class Indexer:
                     report.fail(position, documents.id_of(ids[position]), error)
                 else:
                     changes.append(_Change(position, id_, self._burying(id_), deletes=True))
-            await self._change(writer, changes, report, whole=False)
+            await self._change(writer, changes, report, whole=False, within=within)
         if refresh != "false" and report.stored:
             await self._show(writer, report)
         return report.result()
@@ -406,11 +444,19 @@ class Indexer:
         return apply
 
     async def _change(
-        self, writer: Writer, changes: Sequence["_Change"], report: Report, *, whole: bool = True
+        self,
+        writer: Writer,
+        changes: Sequence["_Change"],
+        report: Report,
+        *,
+        whole: bool = True,
+        within: Condition | None = None,
+        shared: bool = False,
     ) -> None:
         """Read, change and write documents of distinct ids, each only if it is still what was read; else again.
 
-        `whole`: the document is needed with its vectors; else only what a tombstone keeps of it.
+        `whole`: the document is needed with its vectors; else only what a tombstone keeps of it. `shared`: documents
+        that lie inside `within` with some of their values only may be changed too.
         """
         step = CHANGE_ITEMS if whole else bulks.SLICE_ITEMS
         for first in range(0, len(changes), step):
@@ -418,7 +464,9 @@ class Indexer:
             rounds, until = 0, writer.deadline()
             while pending:
                 try:
-                    pending = await self._change_round(writer, pending, report, whole=whole)
+                    pending = await self._change_round(
+                        writer, pending, report, whole=whole, within=within, shared=shared
+                    )
                 except Unavailable as error:
                     for change in pending:
                         report.fail(change.position, change.id, error)
@@ -430,22 +478,34 @@ class Indexer:
                 rounds += 1
 
     async def _change_round(
-        self, writer: Writer, pending: Sequence["_Change"], report: Report, *, whole: bool
+        self,
+        writer: Writer,
+        pending: Sequence["_Change"],
+        report: Report,
+        *,
+        whole: bool,
+        within: Condition | None,
+        shared: bool,
     ) -> list["_Change"]:
         leading = await writer.leading()
-        wanted: bool | list[str] = True if whole else [fields.DELETED, fields.REVISION]
+        looked_at = () if within is None else documents.FILTERED_FIELDS
+        wanted: bool | list[str] = True if whole else [fields.DELETED, fields.REVISION, *looked_at]
         found = await writer.read([change.id for change in pending], source=wanted, vectors=whole)
         writes = []
         for change in pending:
             stored = found.get(change.id)
-            if stored is None or stored.deleted:
+            if stored is None or stored.deleted or (within is not None and not holds(within, stored.source)):
                 report.put(change.position, ItemResult(id=change.id, status="not_found"))
+            elif within is not None and not shared and not confined(within, stored.source):
+                report.fail(change.position, change.id, _outside())
             elif change.if_version is not None and change.if_version != stored.version:
                 report.put(change.position, conflict(change.id, "its version is another", stored.version))
             elif (changed := change.apply(stored)) is None:
                 report.put(
                     change.position, ItemResult(id=change.id, status="unchanged", version=stored.version)
                 )
+            elif within is not None and not (shared or change.deletes or confined(within, changed)):
+                report.fail(change.position, change.id, _outside())
             else:
                 body = _Body(change, {leading.space: _packed(changed)})
                 writes.append(Write(change.id, stored.version + 1, guarded=True, payload=body))
@@ -502,9 +562,14 @@ class Indexer:
             body.sources[target.space] = error or ({**source, fields.CHUNKS: chunks} if chunks else source)
 
     async def delete_matching(
-        self, clauses: Sequence[Mapping[str, Any]], *, collection: Collection, refresh: RefreshWhen = "false"
+        self,
+        clauses: Sequence[Mapping[str, Any]],
+        *,
+        collection: Collection,
+        refresh: RefreshWhen = "false",
+        within: Condition | None = None,
     ) -> Deleted:
-        """Delete every document that the filter clauses match, none for all.
+        """Delete every document that the filter clauses match, none for all; `within` stands in the clauses too.
 
         The number counts documents that were there and that this call deleted. One that changes meanwhile is judged
         again as it then is. Raises ClusterUnavailable if the matches can't be read.
@@ -519,8 +584,13 @@ class Indexer:
             await writer.refresh()
             changed: list[str] = []
             for narrowed in [clauses] if only is None else _by_ids(clauses, only):
-                async for hits in self._scan(writer, collection, narrowed):
-                    writes = [self._burial(hit) for hit in hits]
+                async for hits in self._scan(writer, collection, narrowed, filtered=within is not None):
+                    writes = []
+                    for hit in hits:
+                        if within is None or confined(within, hit["_source"]):
+                            writes.append(self._burial(hit))
+                        else:
+                            failures[hit["_id"]] = failed(hit["_id"], _outside())
                     await writer.write(writes, self._encode_bodies)
                     for write in writes:
                         if write.error is not None:
@@ -548,22 +618,26 @@ class Indexer:
         return Write(hit["_id"], stored.version + 1, guarded=True, payload=_Body(change, {None: body}))
 
     async def _scan(
-        self, writer: Writer, collection: Collection, clauses: Sequence[Mapping[str, Any]]
+        self,
+        writer: Writer,
+        collection: Collection,
+        clauses: Sequence[Mapping[str, Any]],
+        *,
+        filtered: bool = False,
     ) -> AsyncIterator[list[Source]]:
         """Yield the matching documents' ids, versions and revisions in id order, in pages, as of one point in time.
 
-        If that is lost on the way, another goes on after the last id.
+        `filtered`: with the fields that a filter may look at. If that is lost on the way, another goes on after the last id.
         """
         pit: str | None = None
         after: str | None = None
+        more = {"_source": [fields.REVISION, *(documents.FILTERED_FIELDS if filtered else ())]}
         pauses, until = 0, writer.deadline()
         try:
             while True:
                 try:
                     pit = pit or await self._open_pit(collection, SCAN_KEEP_ALIVE_S)
-                    answer = await self._page_of(
-                        pit, clauses, after, SCAN_ITEMS, {"_source": [fields.REVISION]}, SCAN_KEEP_ALIVE_S
-                    )
+                    answer = await self._page_of(pit, clauses, after, SCAN_ITEMS, more, SCAN_KEEP_ALIVE_S)
                 except (CursorExpired, ClusterUnavailable) as error:
                     if not await writer.pause(pauses, until=until):
                         raise
@@ -584,7 +658,9 @@ class Indexer:
 
     # --- read
 
-    async def get(self, ids: Sequence[str], *, collection: Collection) -> list[StoredDocument | None]:
+    async def get(
+        self, ids: Sequence[str], *, collection: Collection, within: Condition | None = None
+    ) -> list[StoredDocument | None]:
         """Return the documents in the order of the ids, in real time; None for what is not there or deleted.
 
         Raises NotFound if there is no such collection.
@@ -592,12 +668,14 @@ class Indexer:
         entries = await self._cluster.mget(
             names.read_alias(collection.name),
             ids,
-            source=list(documents.STORED_FIELDS),
+            source=[*documents.STORED_FIELDS, fields.DECLARED],
             timeout_s=self._patience.request_timeout_s,
         )
         return [
             documents.stored(entry["_source"], version=entry["_version"])
-            if entry.get("found") and not entry["_source"].get(fields.DELETED)
+            if entry.get("found")
+            and not entry["_source"].get(fields.DELETED)
+            and (within is None or holds(within, entry["_source"]))
             else None
             for entry in entries
         ]
@@ -751,7 +829,7 @@ class TouchQueue:
 
     def __init__(
         self,
-        touch: Callable[[Mapping[str, datetime], Collection], Awaitable[BulkResult]],
+        touch: Callable[[Mapping[str, datetime], Collection, Condition | None], Awaitable[BulkResult]],
         *,
         interval_s: float = 1.0,
         most: int = 10_000,
@@ -760,7 +838,7 @@ class TouchQueue:
         self._touch = touch
         self._interval_s = interval_s
         self._most = most
-        self._waiting: dict[str, tuple[Collection, dict[str, datetime]]] = {}
+        self._waiting: dict[tuple[str, str], _Touches] = {}
         self._task: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()
         self.dropped = 0
@@ -769,11 +847,21 @@ class TouchQueue:
     @property
     def waiting(self) -> int:
         """How many documents' touches wait to be written."""
-        return sum(len(instants) for _, instants in self._waiting.values())
+        return sum(len(entry.instants) for entry in self._waiting.values())
 
-    def add(self, collection: Collection, ids: Iterable[str], at: datetime) -> None:
-        """Note that these documents were read at that moment."""
-        _, waiting = self._waiting.setdefault(collection.name, (collection, {}))
+    def add(
+        self,
+        collection: Collection,
+        ids: Iterable[str],
+        at: datetime,
+        *,
+        tag: str = "",
+        within: Condition | None = None,
+    ) -> None:
+        """Note that these documents were read at that moment, by the caller of this tag who is kept `within`."""
+        entry = self._waiting.setdefault((collection.name, tag), _Touches(collection, within))
+        entry.within = within
+        waiting = entry.instants
         room = self._most - self.waiting
         for id_ in ids:
             if id_ in waiting:
@@ -793,20 +881,21 @@ class TouchQueue:
         """Write what is waiting now. Never raises for the cluster's troubles: those touches wait for the next time."""
         async with self._flushing:
             waiting, self._waiting = self._waiting, {}
-            for collection, instants in waiting.values():
+            for (_, tag), entry in waiting.items():
+                instants = entry.instants
                 if not instants:
                     continue
                 try:
-                    result = await self._touch(instants, collection)
+                    result = await self._touch(instants, entry.collection, entry.within)
                 except Unavailable:
-                    self._put_back(collection, instants)
+                    self._put_back(tag, entry, instants)
                 except HalflifeError:
                     self.failed += len(instants)
                 else:
                     lost = [
                         item.id for item in result.items if item.status == "failed" and item.id is not None
                     ]
-                    self._put_back(collection, {id_: instants[id_] for id_ in lost})
+                    self._put_back(tag, entry, {id_: instants[id_] for id_ in lost})
 
     async def close(self) -> None:
         """Stop, after one more attempt to write what is waiting."""
@@ -817,9 +906,9 @@ class TouchQueue:
             self._task = None
         await self.flush()
 
-    def _put_back(self, collection: Collection, instants: Mapping[str, datetime]) -> None:
+    def _put_back(self, tag: str, entry: "_Touches", instants: Mapping[str, datetime]) -> None:
         for id_, at in instants.items():
-            self.add(collection, [id_], at)
+            self.add(entry.collection, [id_], at, tag=tag, within=entry.within)
 
     async def _run(self) -> None:
         while True:
@@ -834,6 +923,15 @@ class TouchQueue:
 
 _Apply = Callable[[Stored], Source | None]
 _Space = tuple[str | None, int]
+
+
+@dataclass(eq=False, slots=True)
+class _Touches:
+    """What one caller read in one collection and is not noted there yet."""
+
+    collection: Collection
+    within: Condition | None
+    instants: dict[str, datetime] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -907,6 +1005,35 @@ def _decide(item: _Upsert, writer: Writer) -> Write | ItemResult:
         version = max(document.revision, stored.version + 1)
         return Write(document.id, version, guarded=True, payload=item)
     return Write(document.id, writer.stamp(stored), guarded=False, payload=item)
+
+
+def _decide_within(within: Condition, item: _Upsert, writer: Writer) -> Write | ItemResult | Forbidden:
+    """Choose as `_decide` does for a caller who is kept within a condition: over a foreign document nothing is written.
+
+    The version is exactly the next after what was read (1 for nothing), so that the cluster refuses the write if
+    anyone else's came between.
+    """
+    document, stored = item.document, item.stored
+    if stored is not None and not stored.deleted and not confined(within, stored.source):
+        if document.if_version is not None and not holds(within, stored.source):
+            return conflict(document.id, "there is no such document", None)
+        return _outside()
+    decision = _decide(item, writer)
+    if isinstance(decision, ItemResult) and stored is not None and stored.deleted:
+        # A tombstone does not tell whose it is, so neither its version nor its revision is told.
+        return conflict(document.id, "it was deleted, under this revision or a newer one", None)
+    if isinstance(decision, Write):
+        decision.version = 1 if stored is None else stored.version + 1
+        decision.guarded = True
+    return decision
+
+
+def _outside() -> Forbidden:
+    """Return one refusal for a document that the key may not write and for an id that it may not have."""
+    return Forbidden(
+        "this document is outside what the key may write",
+        remedy="give it the values that the key's filter asks for, and an id that is not taken",
+    )
 
 
 def _by_ids(clauses: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> list[list[Mapping[str, Any]]]:

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 
 from fastapi import FastAPI
@@ -20,12 +21,16 @@ from pydantic import SecretStr
 
 from app import catalog, indexing, observing, openapi
 from app.api import Service, install_handlers, router
-from app.edge import Edge
+from app.edge import OPEN_PATHS, Edge, Guard
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError, InvalidRequest
 from app.extracting import Limits
 from app.feedback import Votes
+from app.keyfile import KeyFile
+from app.keys import Keyring, parse_keys
+from app.limits import Buckets
+from app.limits import Limits as RequestLimits
 from app.metering import Metering
 from app.models import Collection
 from app.reranking import Reranker
@@ -48,8 +53,9 @@ def create_app(settings: Settings) -> FastAPI:
     """Return the service; its clients are opened when it starts and closed when it ends.
 
     Start-up waits for the cluster and the embedder, installs the templates, and stops with the remedy where a
-    template, an index or the embedder's dims do not fit.
+    template, an index or the embedder's dims do not fit. Raises InvalidRequest for keys that can't be used.
     """
+    keys = open_keys(settings)
     tracing = None
     if settings.traces_endpoint is not None:
         tracing = observing.trace_to(settings.traces_endpoint, service="halflife", version=VERSION)
@@ -71,6 +77,13 @@ def create_app(settings: Settings) -> FastAPI:
             service = await _start(
                 settings, cluster=cluster, embedder=embedder, reranker=reranker, sandbox=sandbox
             )
+            service.keyed = keys is not None
+            if isinstance(keys, KeyFile):
+                service.key_fault = lambda: keys.fault
+            elif keys is None:
+                log.warning(
+                    "no keys are configured: every program on this machine may read and write everything"
+                )
             await service.touches.start()
             opened.push_async_callback(_within, CLOSE_WITHIN_S, service.touches.close)
             service.watch.start()
@@ -110,9 +123,38 @@ def create_app(settings: Settings) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
         max_concurrent=settings.max_concurrent_requests,
         new_id=lambda: uuid.uuid4().hex,
+        guard=_guard(settings, keys),
+        budget_s=_budget_s(settings),
+        most_pause_s=settings.max_body_pause_s,
     )
     app.add_middleware(Metering)
     return app
+
+
+def open_keys(settings: Settings) -> KeyFile | Keyring | None:
+    """Return the configured keys, None where none are configured. Raises InvalidRequest for such as can't be used."""
+    if settings.keys_file:
+        return KeyFile(Path(settings.keys_file))
+    return Keyring(parse_keys(settings.keys, where="HALFLIFE_KEYS")) if settings.keys else None
+
+
+def _guard(settings: Settings, keys: KeyFile | Keyring | None) -> Guard:
+    docs = {"/docs", "/docs/oauth2-redirect", "/openapi.json"} if settings.docs else set()
+    metrics = {"/metrics"} if settings.metrics_open else set()
+    buckets = (
+        Buckets(rate_per_s=settings.rate_per_s, burst=settings.rate_burst) if settings.rate_per_s else None
+    )
+    return Guard(
+        keys=keys if isinstance(keys, KeyFile) else lambda: keys,
+        now_ms=lambda: time.time_ns() // 1_000_000,
+        open_paths=OPEN_PATHS | docs | metrics,
+        scoped_paths={"/metrics": "metrics"},
+        buckets=buckets,
+    )
+
+
+def _budget_s(settings: Settings) -> float:
+    return settings.request_timeout_s or settings.elasticsearch_timeout_s
 
 
 def _plain(secret: SecretStr | None) -> str | None:
@@ -247,11 +289,13 @@ async def _start(
         embedder=embedder,
         reranker=reranker,
         cursor_secrets=[secret.encode() if secret else secrets.token_bytes(32)],
-        timeout_s=settings.elasticsearch_timeout_s,
+        timeout_s=_budget_s(settings),
         embed_within_s=settings.embedding_query_timeout_s,
         votes=votes.ratings,
     )
-    touches = indexing.TouchQueue(lambda instants, collection: indexer.touch(instants, collection=collection))
+    touches = indexing.TouchQueue(
+        lambda instants, collection, within: indexer.touch(instants, collection=collection, within=within)
+    )
     return Service(
         doors=doors,
         catalog=known,
@@ -268,6 +312,15 @@ async def _start(
         model=settings.embedding_model,
         searchlog=searchlog,
         votes=votes,
+        limits=RequestLimits(
+            query_chars=settings.max_query_chars,
+            top_k=settings.max_top_k,
+            window=settings.max_window,
+            filter_depth=settings.max_filter_depth,
+            filter_values=settings.max_filter_values,
+            queries=settings.max_queries,
+            documents=settings.max_documents,
+        ),
     )
 
 

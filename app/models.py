@@ -30,6 +30,7 @@ MAX_QUERY_CHARS = 10_000
 MAX_TOP_K = 10_000
 MAX_WINDOW = 10_000
 MAX_QUERIES = 100
+MAX_ITEMS = 10_000
 MAX_ROUTES = 16
 MAX_FILTER_DEPTH = 8
 MAX_FILTER_TERMS = 4_096
@@ -584,7 +585,7 @@ class Search(Query):
     paging: bool = Field(True, description="false: no cursor, and no point in time is held open.")
     strict: bool = Field(False, description="Answer an error rather than a degraded result.")
     timeout_ms: Annotated[Whole, Field(ge=50, le=60_000)] | None = Field(
-        None, description="Time budget of this request."
+        None, description="Time budget of this request; the service's own where that is shorter."
     )
 
     @model_validator(mode="after")
@@ -863,7 +864,7 @@ Refresh = Annotated[
 class PatchDocuments(Value):
     """Documents to change in part."""
 
-    documents: Annotated[list[Any], Field(min_length=1, max_length=10_000)] = Field(
+    documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_ITEMS)] = Field(
         json_schema_extra={"items": {"$ref": "#/components/schemas/DocumentPatch"}},
     )
     refresh: Refresh = "false"
@@ -872,7 +873,7 @@ class PatchDocuments(Value):
 class DeleteDocuments(Value):
     """What to delete: ids, or a filter, or everything."""
 
-    ids: Annotated[list[DocumentId], Field(min_length=1, max_length=10_000)] | None = None
+    ids: Annotated[list[DocumentId], Field(min_length=1, max_length=MAX_ITEMS)] | None = None
     filter: Filter | None = None
     delete_all: bool = Field(False, description="Must be true to delete every document.")
     refresh: Refresh = "false"
@@ -894,7 +895,7 @@ class DeleteDocuments(Value):
 class Upsert(Value):
     """A bulk of documents to store."""
 
-    documents: Annotated[list[Any], Field(min_length=1, max_length=10_000)] = Field(
+    documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_ITEMS)] = Field(
         json_schema_extra={"items": {"$ref": "#/components/schemas/Document"}},
     )
     refresh: Refresh = Field("false", description="wait_for: answer when searches see it; true: refresh now.")

@@ -73,6 +73,8 @@ class Plan:
     feedback: FeedbackOptions | None = None
     ratings: Ratings | None = None
     """What votes say, where they shall count and are known."""
+    forced: int = 0
+    """How many of the filters, the first ones, are the key's: they are never shown."""
 
     @property
     def tails(self) -> tuple[int, ...]:
@@ -239,12 +241,18 @@ def make_plan(
         filters=tuple(common),
         warnings=tuple(warnings),
         feedback=_feedback(search, profile),
+        forced=len(forced),
     )
 
 
 def _feedback(search: Search, profile: Profile) -> FeedbackOptions | None:
     chosen = profile.feedback if search.feedback is None else search.feedback
     return chosen if isinstance(chosen, FeedbackOptions) else None
+
+
+def shown(plan: Plan, route: PlannedRoute) -> PlannedRoute:
+    """Return the route without the key's filter, as an explanation may show it."""
+    return replace(route, filters=route.filters[plan.forced :])
 
 
 def _profile(search: Search, collection: Collection) -> Profile:

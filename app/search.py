@@ -27,6 +27,7 @@ from app.planning import (
     measure_body,
     read_route,
     route_body,
+    shown,
 )
 from app.ratings import Ratings
 from app.recall import PIT_KEEP_ALIVE_S, Run, fatal, in_background, located, longest, recall
@@ -57,11 +58,21 @@ class Doors:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: filters that hold for everything they see, and a tag that binds their cursors to them."""
+    """Who asks: filters that hold for everything they see, and a tag that binds their cursors to them.
+
+    `deadline` is when, on the monotonic clock, their request's time budget ends, where it has one.
+    """
 
     forced: tuple[dict[str, Any], ...] = ()
     tag: str = ""
     request_id: str | None = None
+    deadline: float | None = None
+
+
+def budget_s(request: Search, *, doors: Doors, caller: Caller) -> float:
+    """Return the seconds that a search may take: its own `timeout_ms`, else the service's, within the caller's budget."""
+    wanted = doors.timeout_s if request.timeout_ms is None else request.timeout_ms / 1000
+    return wanted if caller.deadline is None else min(wanted, caller.deadline - time.monotonic())
 
 
 async def search(
@@ -80,7 +91,7 @@ async def search(
         except HalflifeError as error:
             runs.append(error)
             continue
-        budget = doors.timeout_s if request.timeout_ms is None else request.timeout_ms / 1000
+        budget = budget_s(request, doors=doors, caller=caller)
         runs.append(
             Run(plan=plan, offset=0, deadline=started + budget, pit=None, warnings=list(plan.warnings))
         )
@@ -142,7 +153,7 @@ async def next_page(
             retry_after_s=1,
         )
     started = time.monotonic()
-    budget = doors.timeout_s if request.timeout_ms is None else request.timeout_ms / 1000
+    budget = budget_s(request, doors=doors, caller=caller)
     run = Run(
         plan=plan,
         offset=payload.offset,
@@ -492,15 +503,15 @@ def _requests(run: Run) -> dict[str, Any]:
     """Return each route's request as Kibana's Dev Tools take it; without the point in time, which is ours."""
     plan = run.plan
     alias = names.read_alias(plan.collection.name)
-    shown = []
+    bodies = []
     for route in plan.routes:
         if route.needs_vector and route.text not in run.vectors:
             continue
         if plan.search.min_relevance is not None and plan.search.query not in run.vectors:
             continue
-        body = route_body(plan, route, run.vectors, size=plan.window)
+        body = route_body(plan, shown(plan, route), run.vectors, size=plan.window)
         path = f"/{alias}/_search?include_named_queries_score=true"
-        shown.append({"route": route.name, "method": "GET", "path": path, "body": body})
+        bodies.append({"route": route.name, "method": "GET", "path": path, "body": body})
     return {
         "origin": format_instant(from_ms(plan.origin_ms)),
         "placement": plan.placement,
@@ -510,7 +521,8 @@ def _requests(run: Run) -> dict[str, Any]:
         },
         "fusion": plan.fusion.model_dump(exclude_none=True),
         "window": plan.window,
-        "requests": shown,
+        "requests": bodies,
+        **({"note": "the key's own filter is left out of these bodies"} if plan.forced else {}),
     }
 
 

@@ -8,6 +8,17 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app.models import (
+    DEFAULT_WINDOW,
+    MAX_FILTER_DEPTH,
+    MAX_FILTER_TERMS,
+    MAX_ITEMS,
+    MAX_QUERIES,
+    MAX_QUERY_CHARS,
+    MAX_TOP_K,
+    MAX_WINDOW,
+)
+
 
 class Settings(BaseSettings):
     """Where things are and how much one request may cost."""
@@ -115,9 +126,56 @@ class Settings(BaseSettings):
         description="Signs cursors; give every process the same. Made up at start if left out: cursors end with it.",
     )
     auto_create_collections: bool = Field(
-        True, description="A first upsert makes its collection with the defaults."
+        True,
+        description="A first upsert makes its collection with the defaults; where there are keys, an admin's.",
+    )
+    keys: str | None = Field(
+        None, description="Bearer keys as JSON (hashes, never tokens); `halflife keys create` writes entries."
+    )
+    keys_file: str | None = Field(
+        None, description="A file of bearer keys instead, read again when it changes."
+    )
+    metrics_open: bool = Field(
+        False,
+        description="Answer /metrics without a key, where there are keys; else it needs the scope `metrics`.",
+    )
+    rate_per_s: float = Field(
+        500.0,
+        ge=0,
+        le=1_000_000,
+        description="Requests a second that one key (without keys: one address) may send for long; 0: any number.",
+    )
+    rate_burst: int = Field(
+        1000,
+        ge=1,
+        le=10_000_000,
+        description="Requests that it may send at once; more get 429 with Retry-After.",
+    )
+    request_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        le=300,
+        description="Time budget of a request that reads, embedding and reranking included; as long as one request to the cluster if left out.",
     )
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest request body.")
+    max_body_pause_s: float = Field(
+        20.0, gt=0, le=600, description="A sender that pauses longer within a body is cut off (408)."
+    )
+    max_query_chars: int = Field(MAX_QUERY_CHARS, ge=1, le=MAX_QUERY_CHARS, description="Longest query.")
+    max_top_k: int = Field(MAX_TOP_K, ge=1, le=MAX_TOP_K, description="Most hits on one page.")
+    max_window: int = Field(
+        MAX_WINDOW, ge=DEFAULT_WINDOW, le=MAX_WINDOW, description="Widest `fusion.window` of a request."
+    )
+    max_filter_depth: int = Field(
+        MAX_FILTER_DEPTH, ge=1, le=MAX_FILTER_DEPTH, description="Levels of `and`, `or`, `not` in a filter."
+    )
+    max_filter_values: int = Field(
+        MAX_FILTER_TERMS, ge=1, le=MAX_FILTER_TERMS, description="Values in one filter."
+    )
+    max_queries: int = Field(MAX_QUERIES, ge=1, le=MAX_QUERIES, description="Queries in one batch.")
+    max_documents: int = Field(
+        MAX_ITEMS, ge=1, le=MAX_ITEMS, description="Documents, changes or ids in one request."
+    )
     max_concurrent_requests: int = Field(
         64, ge=1, description="Requests answered at once; more get 503 with Retry-After."
     )
@@ -152,9 +210,16 @@ class Settings(BaseSettings):
             raise ValueError("give HALFLIFE_ELASTICSEARCH_API_KEY or a user with password, not both")
         if bool(self.elasticsearch_username) != bool(self.elasticsearch_password):
             raise ValueError("HALFLIFE_ELASTICSEARCH_USERNAME and …_PASSWORD go together")
+        if self.keys and self.keys_file:
+            raise ValueError("give HALFLIFE_KEYS or HALFLIFE_KEYS_FILE, not both")
         if self.chunk_overlap_tokens * 2 > self.chunk_tokens:
             raise ValueError("HALFLIFE_CHUNK_OVERLAP_TOKENS must be at most half of HALFLIFE_CHUNK_TOKENS")
         return self
+
+    @property
+    def keyed(self) -> bool:
+        """Tell whether keys are configured; a file or list that holds none locks everybody out, and counts."""
+        return bool(self.keys or self.keys_file)
 
     @property
     def elasticsearch_urls(self) -> list[str]:

@@ -67,11 +67,12 @@ class Watch:
 
     # --- readiness
 
-    async def readiness(self, *, serving: bool) -> tuple[bool, Json]:
+    async def readiness(self, *, serving: bool, keys_fault: str | None = None) -> tuple[bool, Json]:
         """Return whether the service can serve, and what of it: ready, degraded, not ready, or stopping.
 
         Not ready is a cluster that can't be searched. Degraded still answers: without the embedder by words alone,
-        without the reranker in the fused order, with a full disk without writes.
+        without the reranker in the fused order, with a full disk without writes, under the keys before a file of
+        keys that can't be used (`keys_fault` says why).
         """
         checks: dict[str, Json] = {}
         found = await asyncio.gather(
@@ -82,6 +83,12 @@ class Watch:
         if self._reranker is not None:
             told = self._reranker.guard.told()
             checks["reranker"] = {"status": "ok" if told["breaker"] == "closed" else "failed", **told}
+        if keys_fault is not None:
+            checks["keys"] = {
+                "status": "failed",
+                "reason": f"the keys before it stay in force: {keys_fault}",
+                "remedy": "correct the file; it is read again when it changes",
+            }
         ready = serving and checks["elasticsearch"]["status"] == "ok"
         whole = all(check["status"] == "ok" for check in checks.values())
         whole = (

@@ -27,7 +27,7 @@ from app.planning import (
     route_query,
 )
 from app.recall import Run, fatal, in_background, located, recall
-from app.search import Caller, Doors, check_reranker, fetch, measure, with_votes
+from app.search import Caller, Doors, budget_s, check_reranker, fetch, measure, with_votes
 from app.stages import Placed, after_fusion, fuse, needed, rated
 from app.times import from_ms, parse_instant, to_ms
 
@@ -47,7 +47,7 @@ async def why(
     plan = make_plan(search, collection=collection, now_ms=now_ms, forced=caller.forced)
     check_reranker(search, doors)
     plan = await with_votes(plan, doors=doors)
-    budget = doors.timeout_s if search.timeout_ms is None else search.timeout_ms / 1000
+    budget = budget_s(search, doors=doors, caller=caller)
     run = Run(plan=plan, offset=0, deadline=time.monotonic() + budget, pit=None, warnings=list(plan.warnings))
     pit = await recall(
         [run],

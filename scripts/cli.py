@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scripts import judgements, quality, reindexing
+from scripts import judgements, keying, quality, reindexing
 from scripts.client import ApiError, ApiUnreachable, Client, find_url
 from scripts.distribution import LocalStackError
 from scripts.stack import DEFAULT_DATA, Options, State, data_folder
@@ -84,6 +84,15 @@ UrlOption = Annotated[
         show_default=False,
     ),
 ]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="TOKEN",
+        help="The API's key. Better in $HALFLIFE_KEY: other programs can see what a command line says.",
+        show_default=False,
+    ),
+]
 CollectionOption = Annotated[
     str,
     typer.Option("--collection", "-c", metavar="NAME", envvar="HALFLIFE_COLLECTION", help="The collection."),
@@ -120,8 +129,13 @@ BodyOption = Annotated[
 PORT = {"min": 1, "max": 65535, "metavar": "N", "show_default": False}
 
 
-def command(panel: str, **options: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Register a function as a command of ours: what it returns is the exit code, foreseen failures are told in words."""
+def command(
+    panel: str | None, *, into: typer.Typer | None = None, **options: Any
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Register a function as a command of ours: what it returns is the exit code, foreseen failures are told in words.
+
+    `into` is the group that it belongs to, where it is not one of the first level.
+    """
 
     def register(function: Callable[..., int]) -> Callable[..., int]:
         @wraps(function)
@@ -130,7 +144,7 @@ def command(panel: str, **options: Any) -> Callable[[Callable[..., int]], Callab
 
         # In the help, `\\b` on a line of its own keeps the lines of the paragraph after it as they are.
         text = inspect.cleandoc(function.__doc__ or "").replace("\\b", "\b")
-        app.command(help=text, rich_help_panel=panel, **options)(run)
+        (into or app).command(help=text, rich_help_panel=panel, **options)(run)
         return function
 
     return register
@@ -398,6 +412,7 @@ def load(
         ),
     ] = None,
     url: UrlOption = None,
+    key: KeyOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -438,7 +453,7 @@ def load(
     if passed and not as_json:
         say(f"{passed} other files in the folders are passed over.")
     with ExitStack() as held:
-        client = held.enter_context(Client(find_url(url, data_folder(data))))
+        client = held.enter_context(Client(find_url(url, data_folder(data)), key=key))
         sink = held.enter_context(failures.open("w", encoding="utf-8")) if failures else None
 
         def keep(failure: Failure) -> None:
@@ -550,6 +565,7 @@ def search(
         ),
     ] = False,
     url: UrlOption = None,
+    key: KeyOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -574,7 +590,7 @@ def search(
     )
     if explain:
         request["explain"] = True
-    with Client(find_url(url, data_folder(data))) as client:
+    with Client(find_url(url, data_folder(data)), key=key) as client:
         answer = client.search(request)
     if as_json:
         typer.echo(json.dumps(answer, ensure_ascii=False))
@@ -604,6 +620,7 @@ def why(
     only: FilterOption = None,
     body: BodyOption = None,
     url: UrlOption = None,
+    key: KeyOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -620,7 +637,7 @@ def why(
     request = search_request(
         query, collection=collection, top_k=top_k, decay=decay, as_of=as_of, only=only, body=body
     )
-    with Client(find_url(url, data_folder(data))) as client:
+    with Client(find_url(url, data_folder(data)), key=key) as client:
         answer = client.why({**request, "id": document})
     if as_json:
         typer.echo(json.dumps(answer, ensure_ascii=False))
@@ -736,6 +753,7 @@ def tour(
 quality.register(command)
 judgements.register(command)
 reindexing.register(command)
+keying.register(app, command)
 
 # ---- words ----------------------------------------------------------------------------------------------------------
 

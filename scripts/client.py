@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import httpx2
 
 URL_VARIABLE = "HALFLIFE_URL"
+KEY_VARIABLE = "HALFLIFE_KEY"
 # A batch of long documents is embedded while the request waits.
 _WRITE_TIMEOUT_S = 600.0
 _READ_TIMEOUT_S = 90.0
@@ -72,8 +73,10 @@ def find_url(chosen: str | None, data: Path) -> str:
 class Client:
     """A connection to the API at one address; may be used from several threads. Close it, or use `with`."""
 
-    def __init__(self, url: str, *, transport: "httpx2.BaseTransport | None" = None) -> None:
-        """Open nothing yet. Raises ApiError for an address that can't be one."""
+    def __init__(
+        self, url: str, *, key: str | None = None, transport: "httpx2.BaseTransport | None" = None
+    ) -> None:
+        """Open nothing yet; `key` is `$HALFLIFE_KEY` if left out. Raises ApiError for what can't be an address or a key."""
         import httpx2
 
         self.url = url
@@ -88,6 +91,7 @@ class Client:
         self._http = httpx2.Client(
             base_url=url,
             transport=transport,
+            headers=_authorization(key),
             timeout=httpx2.Timeout(_READ_TIMEOUT_S, connect=5.0),
             # A proxy from the environment can't reach this machine's own loopback.
             trust_env=parsed.host not in _LOOPBACK,
@@ -186,6 +190,16 @@ class Client:
             answer if isinstance(answer, dict) else {"title": f"HTTP {response.status_code} from {self.url}"}
         )
         raise ApiProblem(response.status_code, problem, _retry_after(response))
+
+
+def _authorization(key: str | None) -> dict[str, str]:
+    """Return the header that carries the key, if there is one."""
+    token = (key or os.environ.get(KEY_VARIABLE) or "").strip()
+    if not token:
+        return {}
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise ApiError("the key is not one that Halflife makes", remedy=f"check --key and {KEY_VARIABLE}")
+    return {"Authorization": f"Bearer {token}"}
 
 
 def persist(

@@ -124,6 +124,12 @@ def evaluate(
             "--url", metavar="URL", help="The API's address, as for `halflife search`.", show_default=False
         ),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", metavar="TOKEN", help="The API's key; better in $HALFLIFE_KEY.", show_default=False
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -167,7 +173,7 @@ def evaluate(
     try:
         profiles = _profiles(profile or ["default"], compare=compare, decay=chosen)
         judged_set = read_set(folder, qrels=qrels).sample(queries, seed=seed)
-        with Client(find_url(url, data_folder(data))) as client:
+        with Client(find_url(url, data_folder(data)), key=key) as client:
             name = collection or evaluating.collection_name(judged_set)
             with _loading(judged_set, hidden=as_json) as progress:
                 tally = evaluating.ensure_loaded(

@@ -81,6 +81,7 @@ def serve(
 
     settings = read_settings()
     host, port = host or settings.host, settings.port if port is None else port
+    refuse_without_keys(host, settings)
     start = _Start()
     application = create_app(settings)
     _tell_failures_apart(application, start)
@@ -129,6 +130,18 @@ def _draining(config: "uvicorn.Config", application: "FastAPI", pause_s: float) 
             timer.start()
 
     return Draining(config)
+
+
+def refuse_without_keys(host: str, settings: "Settings") -> None:
+    """Raise StartFailed where others than this machine could reach a service that asks for no key."""
+    from app.edge import is_loopback
+
+    if not settings.keyed and not is_loopback(host):
+        raise StartFailed(
+            f"no keys are configured, and {host} can be reached from other machines",
+            remedy="make a key (`halflife keys create --file keys.json …`) and set HALFLIFE_KEYS_FILE, or serve on "
+            "127.0.0.1",
+        )
 
 
 def listen(host: str, port: int) -> socket.socket:

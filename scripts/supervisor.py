@@ -41,6 +41,7 @@ from scripts.stack import (
 HOST = "127.0.0.1"
 ELASTICSEARCH_VARIABLE = "HALFLIFE_ELASTICSEARCH_URL"
 EMBEDDER_VARIABLE = "HALFLIFE_EMBEDDING_BASE_URL"
+KEY_VARIABLES = ("HALFLIFE_KEYS", "HALFLIFE_KEYS_FILE")
 SECRET_VARIABLE = "HALFLIFE_CURSOR_SECRET"  # noqa: S105 - the name of a variable, not its value
 
 # The first start of the embedder builds its graph; later ones take a second.
@@ -321,6 +322,8 @@ class Supervisor:
             ELASTICSEARCH_VARIABLE: os.environ.get(ELASTICSEARCH_VARIABLE) or ",".join(self._node_urls()),
             EMBEDDER_VARIABLE: os.environ.get(EMBEDDER_VARIABLE) or f"{self._embedder_url()}/v1",
             SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or self._cursor_secret(),
+            # The local stack serves loopback and asks for no key, whatever a service elsewhere is given.
+            **dict.fromkeys(KEY_VARIABLES, ""),
         }
         command = python_command("scripts.serving", "--host", HOST, "--port", str(port), "--end-with-stdin")
         self.report("Starting the API.")

@@ -32,7 +32,8 @@ ROOMS = (
         {
             "api": "HTTP: parse, call, return; the one place where failures become answers",
             "compat": "other services' request forms, translated into ours",
-            "edge": "what a request meets before it is read: bounds on size and load",
+            "edge": "what a request meets before it is read: keys, rates, bounds on size and load",
+            "keyfile": "the file that keys are kept in, read again when it changes",
             "metering": "what is measured of every request, refused ones too",
             "openapi": "the published schema: what FastAPI cannot derive by itself",
             "logs": "how log lines look",
@@ -95,6 +96,9 @@ ROOMS = (
         {
             "planning": "one request into all that the cluster is asked, its answers into candidates",
             "bulks": "the order and the fates of a bulk's items",
+            # With the plans, since both read filters: a key's is checked where the key is read.
+            "keys": "bearer keys: parsed, found by their hash, and what each allows",
+            "limits": "what one request may cost and how often a caller may ask",
         },
         pure=True,
     ),

@@ -1055,7 +1055,7 @@ async def test_the_queue_touches_each_document_once_with_its_latest_moment(world
     await world.upsert({"id": "a", "text": "t"}, {"id": "b", "text": "t"})
     calls: list[dict[str, datetime]] = []
 
-    async def touch(instants: Any, collection: Collection) -> BulkResult:
+    async def touch(instants: Any, collection: Collection, within: Any) -> BulkResult:
         calls.append(dict(instants))
         return await world.indexer.touch(instants, collection=collection)
 
@@ -1076,7 +1076,7 @@ async def test_the_queue_keeps_what_could_not_be_written(world: World) -> None:
     await world.upsert({"id": "a", "text": "t"})
     down = True
 
-    async def touch(instants: Any, collection: Collection) -> BulkResult:
+    async def touch(instants: Any, collection: Collection, within: Any) -> BulkResult:
         if down:
             raise ClusterUnavailable("down")
         return await world.indexer.touch(instants, collection=collection)

@@ -1,0 +1,263 @@
+"""Own the commands `halflife keys …`: making, listing and revoking the bearer keys that a file holds.
+
+A token is shown once, when it is made; the file has its hash. The file is replaced in one step, readable for its
+owner alone, and two commands at once wait for each other. A running service reads it again by itself.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scripts.client import ApiError
+
+FILE_VARIABLE = "HALFLIFE_KEYS_FILE"
+MODE = 0o600
+PANEL = "The API's keys"
+
+FileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        envvar=FILE_VARIABLE,
+        help="The file of keys.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
+
+
+def create(
+    name: Annotated[str, typer.Argument(metavar="ID", help="What to call the key.", show_default=False)],
+    collections: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="The collections it reaches: names or patterns such as 'team-a-*', with commas between.",
+            show_default=False,
+        ),
+    ],
+    scopes: Annotated[
+        str, typer.Option(metavar="LIST", help="Out of read, write, admin, metrics, with commas between.")
+    ] = "read",
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--filter",
+            metavar="JSON",
+            help="""A filter on everything it reads and writes, such as '{"tenant": "a"}'.""",
+            show_default=False,
+        ),
+    ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option("--days", min=0.001, metavar="N", help="Days until it expires.", show_default=False),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            min=0.001,
+            metavar="N",
+            help="Requests a second, instead of HALFLIFE_RATE_PER_S.",
+            show_default=False,
+        ),
+    ] = None,
+    file: FileOption = None,
+    entry: Annotated[
+        bool, typer.Option("--entry", help="Edit no file: print the entry for HALFLIFE_KEYS.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    r"""Make a key and print its token, once.
+
+    The token is not stored anywhere: who loses it makes another key. Send it as `Authorization: Bearer TOKEN`; our own
+    commands take it from HALFLIFE_KEY.
+
+    \b
+    Examples:
+      halflife keys create app --collections handbook --file keys.json
+      halflife keys create team-a --scopes read,write --collections 'shared' --filter '{"tenant": "a"}' --file keys.json
+      halflife keys create ops --scopes read,write,admin --collections '*' --entry
+
+    \b
+    Scopes: read (search, why, get, list), write (upsert, patch, delete, touch), admin (make and delete
+    collections), metrics (/metrics, which admin may read too).
+    """
+    from app import keys
+    from app.errors import InvalidRequest
+
+    if file is None and not entry:
+        raise _no_file()
+    token = keys.TOKEN_PREFIX + secrets.token_urlsafe(32)
+    now = datetime.now(UTC).replace(microsecond=0)
+    made: dict[str, Any] = {
+        "id": name,
+        "hash": keys.hash_of(token),
+        "scopes": _listed(scopes),
+        "collections": _listed(collections),
+        "created": now.isoformat(),
+    }
+    if only is not None:
+        try:
+            made["filter"] = json.loads(only)
+        except (ValueError, RecursionError) as cause:
+            raise ApiError(f"--filter is not JSON: {cause}", remedy="quote it for the shell") from cause
+    if days is not None:
+        made["expires"] = (now + timedelta(days=days)).isoformat()
+    if rate is not None:
+        made["rate_per_s"] = rate
+    try:
+        [key] = keys.parse_keys(json.dumps([made]), where="the new key")
+        if file is not None and not entry:
+            with _editing(file) as (held, write):
+                write([*held, key])
+    except InvalidRequest as cause:
+        raise ApiError(cause.detail, remedy=cause.remedy) from cause
+    written = keys.entry_of(key)
+    if as_json:
+        typer.echo(json.dumps({"token": token, "key": written}, ensure_ascii=False))
+        return 0
+    where = "nowhere" if entry else f"in {file}"
+    typer.echo(f"The token of '{name}', shown this once (its hash is kept {where}):", err=True)
+    typer.echo(token)
+    if entry:
+        typer.echo("Its entry, for the list in HALFLIFE_KEYS:", err=True)
+        typer.echo(json.dumps([written], ensure_ascii=False, separators=(",", ":")))
+    return 0
+
+
+def list_(file: FileOption = None, as_json: JsonOption = False) -> int:
+    r"""List the keys of a file: what each allows, never a token.
+
+    \b
+    Example:
+      halflife keys list --file keys.json
+    """
+    from app import keys
+
+    if file is None:
+        raise _no_file()
+    held = _read(file)
+    if as_json:
+        shown = [{k: v for k, v in keys.entry_of(key).items() if k != "hash"} for key in held]
+        typer.echo(json.dumps(shown, ensure_ascii=False))
+        return 0
+    for key in held:
+        parts = [key.id, ",".join(key.scopes), ",".join(key.collections)]
+        if key.filter is not None:
+            parts.append(f"filter {json.dumps(key.filter, ensure_ascii=False)}")
+        if key.rate_per_s is not None:
+            parts.append(f"{key.rate_per_s:g}/s")
+        if key.expires is not None:
+            over = key.expires <= datetime.now(UTC)
+            parts.append(f"{'expired' if over else 'expires'} {key.expires:%Y-%m-%d %H:%M} UTC")
+        typer.echo("  ".join(parts))
+    if not held:
+        typer.echo("There are no keys in it.", err=True)
+    return 0
+
+
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="ID", help="The key's id.", show_default=False)],
+    file: FileOption = None,
+) -> int:
+    r"""Take a key out of the file: a running service refuses it from a second later on.
+
+    \b
+    Example:
+      halflife keys revoke app --file keys.json
+    """
+    if file is None:
+        raise _no_file()
+    with _editing(file) as (held, write):
+        left = [key for key in held if key.id != name]
+        if len(left) == len(held):
+            raise ApiError(f"there is no key '{name}' in {file}", remedy="see `halflife keys list`")
+        write(left)
+    typer.echo(f"'{name}' is revoked.", err=True)
+    return 0
+
+
+def register(app: typer.Typer, command: Callable[..., Any]) -> None:
+    """Add `keys` and its commands to the command line."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Make, list and revoke bearer keys.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name, function in (("create", create), ("list", list_), ("revoke", revoke)):
+        command(None, into=group, name=name)(function)
+    app.add_typer(group, name="keys", rich_help_panel=PANEL)
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def _no_file() -> ApiError:
+    return ApiError("no file of keys is named", remedy=f"give --file FILE, or set {FILE_VARIABLE}")
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _read(file: Path) -> Sequence[Any]:
+    from app import keys
+    from app.errors import InvalidRequest
+
+    try:
+        return keys.parse_keys(file.read_text("utf-8"), where=str(file))
+    except InvalidRequest as cause:
+        raise ApiError(cause.detail, remedy=cause.remedy) from cause
+    except UnicodeDecodeError as cause:
+        raise ApiError(f"{file} is not UTF-8") from cause
+
+
+@contextlib.contextmanager
+def _editing(file: Path) -> Iterator[tuple[Sequence[Any], Callable[[Sequence[Any]], None]]]:
+    """Yield the file's keys, none where there is no file yet, and what replaces them; others wait meanwhile."""
+    from app import keys
+
+    def write(changed: Sequence[Any]) -> None:
+        text = keys.text_of(changed)
+        # What can't be read again must not replace what can.
+        keys.parse_keys(text, where=str(file))
+        _replace(file, text)
+
+    # Through a link to what it leads to: replaced itself, the link would be gone.
+    file = file.resolve()
+    lock = file.with_name(f".{file.name}.lock")
+    with lock.open("w") as held:
+        lock.chmod(MODE)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield _read(file) if file.exists() else [], write
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write the file anew in one step: whoever reads it sees the old one or the new one, whole."""
+    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            os.fchmod(out.fileno(), MODE)
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,582 @@
+"""Two tenants of one collection try every way into each other's data, over real sockets and a real node.
+
+The keys `a` and `b` carry the forced filter {"tenant": "a"} and {"tenant": "b"}. What the one sees must be the same to
+the byte whether or not the other's documents are there.
+"""
+
+import http.client
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.keys import hash_of
+from app.settings import Settings
+from tests.fakes import EmbeddingServer
+from tests.service import Running, serving
+
+pytestmark = pytest.mark.node
+DIMS = 16
+TOKENS = {name: f"hlf_token-of-{name}" for name in ("root", "a", "b", "other", "reader", "writer", "misfit")}
+READ_WRITE = ["read", "write"]
+
+
+def keys(shared: str, elsewhere: str) -> list[dict[str, Any]]:
+    def key(name: str, scopes: list[str], collections: list[str], **more: Any) -> dict[str, Any]:
+        return {
+            "id": name,
+            "hash": hash_of(TOKENS[name]),
+            "scopes": scopes,
+            "collections": collections,
+            **more,
+        }
+
+    return [
+        key("root", ["read", "write", "admin"], ["*"]),
+        key("a", READ_WRITE, [shared], filter={"tenant": "a"}),
+        key("b", READ_WRITE, [shared], filter={"tenant": "b"}),
+        key("other", READ_WRITE, [elsewhere]),
+        key("reader", ["read"], [shared]),
+        key("writer", ["write"], [shared]),
+        key("misfit", READ_WRITE, [shared], filter={"level": {"gte": 3}}),
+    ]
+
+
+@pytest.fixture(scope="module")
+def shared() -> str:
+    return f"shared_{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> str:
+    return f"elsewhere_{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="module")
+def service(node_url: str, shared: str, elsewhere: str) -> Iterator[Running]:
+    with EmbeddingServer(dims=DIMS) as embedding:
+        settings = Settings(
+            elasticsearch_url=node_url,
+            elasticsearch_timeout_s=60,
+            embedding_base_url=embedding.base_url,
+            embedding_model="far-end",
+            embedding_dims=DIMS,
+            embedding_query_prefix="",
+            embedding_document_prefix="",
+            keys=json.dumps(keys(shared, elsewhere)),
+        )
+        with serving(settings) as running:
+            root = as_key(running, "root")
+            for name in (shared, elsewhere):
+                assert (
+                    root.put(f"/v1/collections/{name}", json={"declared": {"rank": "long"}}).status_code
+                    == 200
+                )
+            yield running
+            for name in (shared, elsewhere):
+                root.delete(f"/v1/collections/{name}", params={"confirm": name})
+            for client in CLIENTS.values():
+                client.close()
+
+
+CLIENTS: dict[tuple[str, str], httpx2.Client] = {}
+
+
+def as_key(running: Running, name: str) -> httpx2.Client:
+    """Return a client that sends this key; kept until the service ends."""
+    if (running.url, name) not in CLIENTS:
+        headers = {"Authorization": f"Bearer {TOKENS[name]}"}
+        CLIENTS[running.url, name] = httpx2.Client(base_url=running.url, timeout=60, headers=headers)
+    return CLIENTS[running.url, name]
+
+
+@pytest.fixture
+def root(service: Running) -> httpx2.Client:
+    return as_key(service, "root")
+
+
+@pytest.fixture
+def a(service: Running) -> httpx2.Client:
+    return as_key(service, "a")
+
+
+@pytest.fixture
+def b(service: Running) -> httpx2.Client:
+    return as_key(service, "b")
+
+
+def document(id_: str, tenant: Any, text: str = "quarterly figures", **more: Any) -> dict[str, Any]:
+    return {"id": id_, "text": text, "metadata": {"tenant": tenant, "rank": 1}, **more}
+
+
+INTACT: set[str] = set()
+"""Collections whose documents are as `documents` made them: only tests that ask for `root` may change any."""
+
+
+@pytest.fixture(autouse=True)
+def documents(request: pytest.FixtureRequest) -> None:
+    """Three documents of each tenant, one of nobody, one of both; the same again for every test that needs them."""
+    if "a" not in request.fixturenames:
+        return
+    running, name = request.getfixturevalue("service"), request.getfixturevalue("shared")
+    if name not in INTACT:
+        restore(as_key(running, "root"), f"/v1/collections/{name}/documents")
+        INTACT.add(name)
+    if "root" in request.fixturenames:
+        INTACT.discard(name)
+
+
+def restore(root: httpx2.Client, path: str) -> None:
+    cleared = root.post(f"{path}/delete", json={"delete_all": True, "refresh": "true"})
+    assert cleared.status_code == 200, cleared.text
+    stored = [
+        document(f"{tenant}{at}", tenant, f"quarterly figures {at}") for tenant in "ab" for at in range(3)
+    ]
+    stored += [document("nobody", None), document("both", ["a", "b"])]
+    answer = root.post(path, json={"documents": stored, "refresh": "true"})
+    assert answer.json()["failed"] == 0, answer.text
+
+
+def without_id(answer: httpx2.Response) -> tuple[int, dict[str, Any]]:
+    """What an answer tells, but for its own number."""
+    body = answer.json()
+    body.pop("request_id", None)
+    return answer.status_code, body
+
+
+def ids(answer: httpx2.Response) -> set[str]:
+    assert answer.status_code == 200, answer.text
+    return {hit["id"] for hit in answer.json()["hits"]}
+
+
+MINE = {"a0", "a1", "a2", "both"}
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "asking for the other": {"filter": {"tenant": "b"}},
+    "either": {"filter": {"or": [{"tenant": "a"}, {"tenant": "b"}]}},
+    "not mine": {"filter": {"not": {"tenant": "a"}}},
+    "by id": {"filter": {"id": ["b0", "b1", "nobody"]}},
+    "without": {"filter": {"tenant": {"exists": False}}},
+    "as metadata": {"filter": {"metadata.tenant": "b"}},
+    "in a route": {"routes": [{"kind": "text", "filter": {"tenant": "b"}}, {"kind": "vector"}]},
+    "vector alone": {"routes": [{"kind": "vector"}]},
+    "fresh": {"routes": [{"kind": "fresh_text"}, {"kind": "fresh_vector"}]},
+    "threshold": {"min_relevance": 0.0},
+    "decayed": {"decay": {"half_life": "1d"}},
+    "fused decay": {"decay": {"half_life": "1d", "placement": "fused"}},
+    "additive": {"decay": {"half_life": "1d"}, "fusion": {"method": "additive"}},
+    "linear": {"fusion": {"method": "linear"}},
+    "chunks": {"collapse": False},
+    "near duplicates": {"dedup": {"threshold": 0.1}},
+    "mmr": {"mmr": {"lambda": 0.1}},
+    "long page": {"top_k": 500},
+    "no point in time": {"paging": False},
+    "explained": {"explain": True},
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_finds_what_is_the_keys_and_counts_nothing_else(a, shared, name):
+    answer = a.post(
+        "/v1/search", json={"collection": shared, "query": "quarterly figures", "top_k": 50, **SEARCHES[name]}
+    )
+    assert ids(answer) <= MINE, answer.text
+    body = answer.json()
+    for told in body["routes"].values():
+        assert (told["total"] or {"value": 0})["value"] <= len(MINE)
+    assert not any(f'"{id_}"' in json.dumps(body["hits"]) for id_ in ("b0", "b1", "b2", "nobody"))
+    assert {hit["id"] for hit in body["hits"] if hit.get("near_duplicates")} <= MINE
+
+
+def test_a_batch_too(a, shared):
+    answer = a.post("/v1/search", json={
+        "collection": shared, "top_k": 50,
+        "queries": ["quarterly figures", {"query": "figures", "filter": {"tenant": "b"}}, {"query": "b0"}],
+    })  # fmt: skip
+    for result in answer.json()["results"]:
+        assert {hit["id"] for hit in result["hits"]} <= MINE
+
+
+def test_explanations_do_not_show_the_keys_filter(a, shared):
+    answer = a.post("/v1/search", json={
+        "collection": shared, "query": "quarterly figures", "explain": True, "filter": {"source": "x"},
+    })  # fmt: skip
+    shown = json.dumps(answer.json()["explain"])
+    assert '"source"' in shown
+    assert "tenant" not in shown
+
+
+@pytest.mark.parametrize("id_", ["b0", "nobody", "never-there"])
+def test_a_foreign_document_is_accounted_for_as_missing(a, shared, id_):
+    told = a.post("/v1/why", json={"collection": shared, "query": "quarterly figures", "id": id_})
+    missing = a.post("/v1/why", json={"collection": shared, "query": "quarterly figures", "id": "zzz"})
+    one, other = without_id(told)[1], without_id(missing)[1]
+    for body in (one, other):
+        body.pop("origin")
+        body.pop("id")
+    assert one == other
+    assert not one["exists"]
+
+
+def test_ranks_are_told_among_the_keys_own(a, shared):
+    told = a.post("/v1/why", json={"collection": shared, "query": "quarterly figures 2", "id": "a0"}).json()
+    assert all(route["rank"] <= len(MINE) for route in told["routes"].values())
+
+
+@pytest.mark.parametrize("id_", ["b0", "nobody"])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_foreign_document_is_got_and_deleted_as_missing(a, b, root, shared, method, id_):
+    path = f"/v1/collections/{shared}/documents/"
+    foreign, missing = a.request(method, path + id_), a.request(method, path + "zzz")
+    assert foreign.status_code == 404
+    assert without_id(foreign) == without_id(missing)
+    assert {name: len(value) for name, value in foreign.headers.items() if name != "ratelimit"} == {
+        name: len(value) for name, value in missing.headers.items() if name != "ratelimit"
+    }
+    assert root.get(path + id_).status_code == 200
+
+
+def test_a_list_holds_and_counts_the_keys_own(a, shared):
+    path = f"/v1/collections/{shared}/documents"
+    for given in (
+        None,
+        {"tenant": "b"},
+        {"or": [{"tenant": "a"}, {"tenant": "b"}]},
+        {"not": {"tenant": "a"}},
+    ):
+        params = {} if given is None else {"filter": json.dumps(given)}
+        body = a.get(path, params=params).json()
+        assert {found["id"] for found in body["documents"]} <= MINE
+        assert body["total"] == len(body["documents"])
+
+
+def test_cursors_are_their_keys(a, b, root, shared):
+    request = {"collection": shared, "query": "quarterly figures", "top_k": 1}
+    listing = f"/v1/collections/{shared}/documents"
+    for owner in (a, root):
+        page = owner.post("/v1/search", json=request).json()["cursor"]
+        listed = owner.get(listing, params={"size": 1}).json()["cursor"]
+        assert page
+        assert listed
+        for other in (b, a, root):
+            if other is owner:
+                continue
+            refused = other.post("/v1/search", json={"cursor": page})
+            assert (refused.status_code, refused.json()["type"]) == (
+                422,
+                "urn:halflife:problem:cursor-invalid",
+            )
+            refused = other.get(listing, params={"cursor": listed})
+            assert (refused.status_code, refused.json()["type"]) == (
+                422,
+                "urn:halflife:problem:cursor-invalid",
+            )
+        assert owner.post("/v1/search", json={"cursor": page}).status_code == 200
+        assert owner.get(listing, params={"cursor": listed}).status_code == 200
+
+
+def test_pages_stay_inside(a, shared):
+    seen: set[str] = set()
+    body = a.post("/v1/search", json={"collection": shared, "query": "quarterly figures", "top_k": 1}).json()
+    while body["hits"]:
+        seen |= {hit["id"] for hit in body["hits"]}
+        if body["cursor"] is None:
+            break
+        body = a.post("/v1/search", json={"cursor": body["cursor"]}).json()
+    assert seen == MINE
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+FORBIDDEN = "urn:halflife:problem:forbidden"
+
+
+def test_a_document_outside_the_filter_is_refused_by_item(a, root, shared):
+    path = f"/v1/collections/{shared}/documents"
+    answer = a.post(path, json={"documents": [
+        document("new1", "a"), document("new2", "b"), document("new3", ["a", "b"]), document("new4", None),
+        {"id": "new5", "text": "without"}, document("new6", ["a", "a"]),
+    ]})  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    assert [item["status"] for item in answer.json()["items"]] == [
+        "created", "failed", "failed", "failed", "failed", "created",
+    ]  # fmt: skip
+    assert {item["error"]["type"] for item in answer.json()["items"] if "error" in item} == {"forbidden"}
+    assert [root.get(f"{path}/new{at}").status_code for at in range(1, 7)] == [200, 404, 404, 404, 404, 200]
+
+
+@pytest.mark.parametrize("id_", ["b0", "nobody", "both"])
+@pytest.mark.parametrize("guard", [{}, {"revision": 5}, {"if_version": 1}, {"if_version": "current"}])
+def test_no_upsert_takes_a_foreign_document_over(a, root, shared, id_, guard):
+    path = f"/v1/collections/{shared}/documents"
+    before = root.get(f"{path}/{id_}").json()
+    if guard.get("if_version") == "current":
+        guard = {"if_version": before["version"]}
+    [item] = a.post(path, json={"documents": [document(id_, "a", "taken", **guard)]}).json()["items"]
+    assert item["status"] in ("failed", "conflict")
+    assert not {"version", "chunks"} & item.keys()
+    if "if_version" in guard and id_ != "both":
+        [missing] = a.post(path, json={"documents": [document("zzz", "a", **guard)]}).json()["items"]
+        assert {**missing, "id": id_} == item
+    assert root.get(f"{path}/{id_}").json() == before
+
+
+def test_a_tombstone_tells_nothing_of_whose_it_was(a, b, root, shared):
+    path = f"/v1/collections/{shared}/documents"
+    b.post(path, json={"documents": [document("b-late", "b", revision=7)]})
+    assert b.delete(f"{path}/b-late").status_code == 200
+    [item] = a.post(path, json={"documents": [document("b-late", "a", revision=3)]}).json()["items"]
+    assert item["status"] == "conflict"
+    assert "version" not in item
+    assert "7" not in json.dumps(item)
+    [item] = a.post(path, json={"documents": [document("b-late", "a")]}).json()["items"]
+    assert item["status"] == "created"
+    assert b.get(f"{path}/b-late").status_code == 404
+
+
+def test_a_key_with_a_filter_writes_its_own_as_others_do(a, root, shared):
+    path = f"/v1/collections/{shared}/documents"
+
+    texts = iter(range(100))
+
+    def put(**guard: Any) -> dict[str, Any]:
+        sent = document("mine", "a", f"figures {next(texts)}", **guard)
+        [item] = a.post(path, json={"documents": [sent]}).json()["items"]
+        return item
+
+    first = put()
+    assert first["status"] == "created"
+    second = put()
+    assert (second["status"], second["version"] > first["version"]) == ("updated", True)
+    assert put(if_version=first["version"])["status"] == "conflict"
+    assert put(if_version=second["version"])["status"] == "updated"
+    assert put(revision=4)["status"] == "updated"
+    assert put(revision=4)["status"] == "unchanged"
+    assert put(revision=3)["status"] == "conflict"
+    assert a.delete(f"{path}/mine").status_code == 200
+    assert put(revision=4)["status"] == "conflict"
+    assert put(revision=5)["status"] == "created"
+    several = a.post(path, json={"documents": [document("mine", "a", str(at)) for at in range(4)]}).json()
+    assert [item["status"] for item in several["items"]] == ["updated"] * 4
+    assert a.get(f"{path}/mine").json()["text"] == "3"
+
+
+PATCHES: dict[str, tuple[dict[str, Any], str]] = {
+    "foreign": ({"id": "b0", "lang": "en"}, "not_found"),
+    "nobody's": ({"id": "nobody", "metadata": {"tenant": "a"}}, "not_found"),
+    "missing": ({"id": "zzz", "lang": "en"}, "not_found"),
+    "given away": ({"id": "a0", "metadata": {"tenant": "b"}}, "failed"),
+    "shared out": ({"id": "a0", "metadata": {"tenant": ["a", "b"]}}, "failed"),
+    "set free": ({"id": "a0", "metadata": None}, "failed"),
+    "both's": ({"id": "both", "lang": "en"}, "failed"),
+    "mine": ({"id": "a0", "lang": "en", "metadata": {"tenant": "a", "more": 1}}, "updated"),
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_patch_stays_inside(a, root, shared, name):
+    change, status = PATCHES[name]
+    path = f"/v1/collections/{shared}/documents"
+    before = root.get(f"{path}/{change['id']}").json()
+    [item] = a.patch(path, json={"documents": [change]}).json()["items"]
+    assert item["status"] == status
+    after = root.get(f"{path}/{change['id']}").json()
+    before.pop("request_id", None)
+    after.pop("request_id", None)
+    assert (after == before) == (status != "updated")
+
+
+@pytest.mark.parametrize("body, deleted, left", [
+    ({"ids": ["a0", "b0", "nobody", "zzz"]}, 1, {"a1", "a2"}),
+    ({"filter": {"tenant": "b"}}, 0, {"a0", "a1", "a2"}),
+    ({"filter": {"id": ["a0", "b0", "b1"]}}, 1, {"a1", "a2"}),
+    ({"filter": {"not": {"tenant": "a"}}}, 0, {"a0", "a1", "a2"}),
+    ({"filter": {"or": [{"tenant": "b"}, {"rank": {"gte": 0}}]}}, 3, set()),
+    ({"delete_all": True}, 3, set()),
+])  # fmt: skip
+def test_deletes_stay_inside(a, root, shared, body, deleted, left):
+    path = f"/v1/collections/{shared}/documents"
+    answer = a.post(f"{path}/delete", json={**body, "refresh": "true"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["deleted"] == deleted
+    statuses = {item["id"]: item["status"] for item in answer.json()["items"]}
+    assert not {"b0", "b1", "b2", "nobody"} & statuses.keys() or body.get("ids")
+    if "ids" in body:
+        assert statuses == {"a0": "deleted", "b0": "not_found", "nobody": "not_found", "zzz": "not_found"}
+    there = {found["id"] for found in root.get(path).json()["documents"]}
+    assert there == left | {"b0", "b1", "b2", "nobody", "both"}
+
+
+def test_a_shared_document_is_seen_and_not_deleted(a, root, shared):
+    path = f"/v1/collections/{shared}/documents/both"
+    assert a.get(path).status_code == 200
+    refused = a.delete(path)
+    assert (refused.status_code, refused.json()["type"]) == (403, FORBIDDEN)
+    assert root.get(path).status_code == 200
+
+
+def test_touches_stay_inside(a, root, shared):
+    found = a.post(
+        "/v1/search", json={"collection": shared, "query": "quarterly figures", "top_k": 50, "touch": True}
+    )
+    assert ids(found) == MINE
+    path = f"/v1/collections/{shared}/documents"
+    until = time.monotonic() + 30
+    touched: set[str] = set()
+    while touched < MINE and time.monotonic() < until:
+        time.sleep(0.2)
+        listed = root.get(path).json()["documents"]
+        touched = {each["id"] for each in listed if each["last_accessed_at"]}
+    assert touched == MINE
+
+
+# --- collections and scopes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method, path, body", [
+    ("POST", "/v1/search", {"collection": "NAME", "query": "x"}),
+    ("POST", "/v1/search", {"collection": "NAME", "queries": ["x"]}),
+    ("POST", "/v1/why", {"collection": "NAME", "query": "x", "id": "y"}),
+    ("GET", "/v1/collections/NAME", None),
+    ("GET", "/v1/collections/NAME/documents", None),
+    ("GET", "/v1/collections/NAME/documents/x", None),
+    ("DELETE", "/v1/collections/NAME/documents/x", None),
+    ("POST", "/v1/collections/NAME/documents", {"documents": [{"id": "x", "text": "x"}]}),
+    ("PATCH", "/v1/collections/NAME/documents", {"documents": [{"id": "x", "lang": "en"}]}),
+    ("POST", "/v1/collections/NAME/documents/delete", {"ids": ["x"]}),
+    ("POST", "/v1/collections/NAME/documents/delete", {"filter": {"lang": "en"}}),
+    ("POST", "/v1/collections/NAME/documents/delete", {"delete_all": True}),
+])  # fmt: skip
+def test_a_foreign_collection_looks_like_none(a, shared, elsewhere, method, path, body):
+    told = []
+    for name in (elsewhere, f"absent_{elsewhere[10:]}"):
+        answer = a.request(method, path.replace("NAME", name), content=json.dumps(body).replace("NAME", name))
+        assert answer.status_code == 404
+        text = json.dumps(without_id(answer))
+        told.append(text.replace(name, "NAME"))
+    assert told[0] == told[1]
+
+
+def test_a_listing_names_the_keys_collections(a, root, shared, elsewhere):
+    assert [found["name"] for found in a.get("/v1/collections").json()] == [shared]
+    assert {shared, elsewhere} <= {found["name"] for found in root.get("/v1/collections").json()}
+
+
+SCOPED: list[tuple[str, str, Any, str]] = [
+    ("POST", "/v1/search", {"collection": "NAME", "query": "x"}, "read"),
+    ("POST", "/v1/why", {"collection": "NAME", "query": "x", "id": "y"}, "read"),
+    ("GET", "/v1/collections", None, "read"),
+    ("GET", "/v1/collections/NAME", None, "read"),
+    ("GET", "/v1/collections/NAME/documents", None, "read"),
+    ("GET", "/v1/collections/NAME/documents/x", None, "read"),
+    ("POST", "/v1/search", {"collection": "NAME", "query": "x", "touch": True}, "write"),
+    ("POST", "/v1/collections/NAME/documents", {"documents": [{"id": "x", "text": "x"}]}, "write"),
+    ("PATCH", "/v1/collections/NAME/documents", {"documents": [{"id": "x", "lang": "en"}]}, "write"),
+    ("POST", "/v1/collections/NAME/documents/delete", {"ids": ["x"]}, "write"),
+    ("DELETE", "/v1/collections/NAME/documents/x", None, "write"),
+    ("PUT", "/v1/collections/NAME", None, "admin"),
+    ("DELETE", "/v1/collections/NAME?confirm=NAME", None, "admin"),
+]
+
+
+@pytest.mark.parametrize("method, path, body, scope", SCOPED)
+def test_each_operation_asks_for_its_scope(service, shared, method, path, body, scope):
+    for name, scopes in (("reader", {"read"}), ("writer", {"write"})):
+        if scope in scopes or (scope == "write" and path == "/v1/search" and name == "writer"):
+            continue
+        content = None if body is None else json.dumps(body).replace("NAME", shared)
+        refused = as_key(service, name).request(method, path.replace("NAME", shared), content=content)
+        assert (refused.status_code, refused.json()["type"]) == (403, FORBIDDEN), (name, refused.text)
+
+
+def test_every_route_of_ours_asks_for_a_scope(root):
+    document = root.get("/openapi.json").json()
+    assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            if path in ("/livez", "/readyz"):
+                assert "security" not in operation
+            elif path != "/metrics":
+                [needed] = operation["security"]
+                assert len(needed["bearer"]) == 1, (method, path)
+
+
+def test_only_an_admin_makes_a_collection_by_an_upsert(service, root):
+    name = f"born_{uuid.uuid4().hex[:8]}"
+    body = {"documents": [{"id": "x", "text": "x"}]}
+    path = f"/v1/collections/{name}/documents"
+    assert as_key(service, "writer").post(path, json=body).status_code == 404
+    assert root.get(f"/v1/collections/{name}").status_code == 404
+    assert root.post(path, json=body).status_code == 200
+    root.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
+def test_a_filter_that_does_not_fit_the_collection_opens_nothing(service, shared):
+    client = as_key(service, "misfit")
+    for answer in (
+        client.post("/v1/search", json={"collection": shared, "query": "x"}),
+        client.post("/v1/why", json={"collection": shared, "query": "x", "id": "a0"}),
+        client.get(f"/v1/collections/{shared}/documents"),
+        client.get(f"/v1/collections/{shared}/documents/a0"),
+        client.delete(f"/v1/collections/{shared}/documents/a0"),
+        client.post(f"/v1/collections/{shared}/documents", json={"documents": [document("x", "a")]}),
+        client.patch(f"/v1/collections/{shared}/documents", json={"documents": [{"id": "a0", "lang": "en"}]}),
+        client.post(f"/v1/collections/{shared}/documents/delete", json={"delete_all": True}),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (403, FORBIDDEN)
+        assert "level" not in answer.text
+
+
+# --- tokens --------------------------------------------------------------------------------------------------------------
+
+BAD_HEADERS: dict[str, list[tuple[bytes, bytes]]] = {
+    "none": [],
+    "empty": [(b"authorization", b"Bearer ")],
+    "another scheme": [(b"authorization", b"Basic " + TOKENS["root"].encode())],
+    "another token": [(b"authorization", b"Bearer hlf_wrong")],
+    "the hash": [(b"authorization", b"Bearer " + hash_of(TOKENS["root"]).encode())],
+    "not ascii": [(b"authorization", "Bearer schlüssel-日本語".encode())],
+    "latin": [(b"authorization", b"Bearer \xff\xfe")],
+    "huge": [(b"authorization", b"Bearer " + b"x" * 40_000)],
+    "longer": [(b"authorization", b"Bearer " + TOKENS["root"].encode() + b"x")],
+    "shorter": [(b"authorization", b"Bearer " + TOKENS["root"].encode()[:-1])],
+    "twice": [(b"authorization", b"Bearer " + TOKENS["root"].encode())] * 2,
+}
+
+
+@pytest.mark.parametrize("name", BAD_HEADERS)
+@pytest.mark.parametrize("path", ["/v1/collections", "/nowhere", "/metrics"])
+def test_without_a_known_key_there_is_nothing(service, path, name):
+    # By hand: clients refuse to send some of these.
+    connection = http.client.HTTPConnection(service.url.removeprefix("http://"), timeout=30)
+    try:
+        connection.putrequest("GET", path)
+        for header, value in BAD_HEADERS[name]:
+            connection.putheader(header, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        body = answer.read().decode()
+    finally:
+        connection.close()
+    assert answer.status == 401, body
+    assert answer.getheader("www-authenticate", "").startswith("Bearer")
+    assert json.loads(body)["type"] == "urn:halflife:problem:unauthorized"
+    assert "token-of" not in body
+
+
+def test_health_and_documents_of_the_api_ask_for_no_key(service):
+    for path in ("/livez", "/readyz", "/docs", "/openapi.json"):
+        assert httpx2.get(service.url + path).status_code == 200
+
+
+def test_figures_need_a_scope(service):
+    assert as_key(service, "reader").get("/metrics").status_code == 403
+    assert as_key(service, "root").get("/metrics").status_code != 403
