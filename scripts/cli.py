@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scripts import judgements, keying, quality, reindexing
+from scripts import judgements, keying, kibana, quality, reindexing
 from scripts.client import ApiError, ApiUnreachable, Client, find_url
 from scripts.distribution import LocalStackError
 from scripts.stack import DEFAULT_DATA, Options, State, data_folder
@@ -752,6 +752,7 @@ def tour(
 
 quality.register(command)
 judgements.register(command)
+kibana.register(command)
 reindexing.register(command)
 keying.register(app, command)
 

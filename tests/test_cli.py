@@ -26,6 +26,7 @@ COMMANDS = (
     "why",
     "evaluate",
     "judgements",
+    "kibana",
     "doctor",
     "tour",
     "reindex",
