@@ -326,17 +326,18 @@ async def _page(request: Request, page: NextPage) -> Response:
     if held.request.get("touch"):
         require(key_of(request), "write")
     collection = await _collection(request, held.collection)
-    result = await searching.next_page(
-        page.cursor,
-        collection=collection,
-        doors=service.doors,
-        caller=_caller(request, collection),
-        now_ms=now_ms,
-    )
+    with observing.spending() as spent:
+        result = await searching.next_page(
+            page.cursor,
+            collection=collection,
+            doors=service.doors,
+            caller=_caller(request, collection),
+            now_ms=now_ms,
+        )
     if held.request.get("touch"):
         _touch(request, collection, result)
     asked = parse(Search, held.request)
-    [noted] = _noted(request, [asked], [result], collection, first_rank=held.offset + 1)
+    [noted] = _noted(request, [asked], [result], collection, spent=spent, first_rank=held.offset + 1)
     return answer(result if isinstance(noted, HalflifeError) else noted)
 
 
@@ -409,21 +410,22 @@ async def _search(
     if service.log_queries:
         for search in searches:
             log.info("query in %s: %s", collection.name, search.query, extra={"query": search.query})
-    try:
-        results = await searching.search(
-            searches,
-            collection=collection,
-            doors=service.doors,
-            caller=_caller(request, collection),
-            now_ms=to_ms(service.now()),
-        )
-    except HalflifeError as error:
-        _noted(request, searches, [error] * len(searches), collection)
-        raise
+    with observing.spending() as spent:
+        try:
+            results = await searching.search(
+                searches,
+                collection=collection,
+                doors=service.doors,
+                caller=_caller(request, collection),
+                now_ms=to_ms(service.now()),
+            )
+        except HalflifeError as error:
+            _noted(request, searches, [error] * len(searches), collection, spent=spent)
+            raise
     for search, result in zip(searches, results, strict=True):
         if search.touch and not isinstance(result, HalflifeError):
             _touch(request, collection, result)
-    return _noted(request, searches, results, collection)
+    return _noted(request, searches, results, collection, spent=spent)
 
 
 def _noted(
@@ -432,12 +434,13 @@ def _noted(
     results: Sequence[SearchResult | HalflifeError],
     collection: Collection,
     *,
+    spent: Mapping[str, float],
     first_rank: int = 1,
 ) -> list[SearchResult | HalflifeError]:
     """Put the searches into the search log, and tell those that are drawn for it their `search_id`."""
     noted: list[SearchResult | HalflifeError] = []
     for search, result in zip(searches, results, strict=True):
-        asked = Asked(search, collection, _request_id(request), _key_id(request), first_rank)
+        asked = Asked(search, collection, _request_id(request), _key_id(request), first_rank, spent)
         refused = isinstance(result, HalflifeError) and result.status < 500
         search_id = None if refused else service_of(request).searchlog.note(asked, result)
         if search_id is not None and isinstance(result, SearchResult):

@@ -34,6 +34,9 @@ TRACED_PATHS_LEFT_OUT: Final = frozenset({"/livez", "/readyz", "/metrics"})
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the HTTP request under way; what is sent to Elasticsearch carries it as X-Opaque-Id."""
 
+_spent: ContextVar[dict[str, float] | None] = ContextVar("spent", default=None)
+"""Where the stages of the request under way are added up, if anybody wants to know: seconds by stage."""
+
 _FAST = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 REQUESTS = Histogram(
@@ -103,6 +106,9 @@ CENSUS_AGE = Gauge(
     "When documents and reindexes were counted last, in seconds since 1970.",
 )
 LOOP_LAG = Gauge("halflife_event_loop_lag_seconds", "How late the event loop was at its last tick.")
+SEARCH_LOG = Counter(
+    "halflife_search_log_entries_total", "Entries of the search log, by what became of them.", ["result"]
+)
 TOUCHES = Gauge("halflife_touches_waiting", "Documents whose last access waits to be written.")
 
 _STATES: Final[dict[State, int]] = {"closed": 0, "half-open": 1, "open": 2}
@@ -128,7 +134,22 @@ def stage(name: str) -> Iterator[None]:
         try:
             yield
         finally:
-            STAGES.labels(name).observe(time.perf_counter() - begun)
+            took_s = time.perf_counter() - begun
+            STAGES.labels(name).observe(took_s)
+            spent = _spent.get()
+            if spent is not None:
+                spent[name] = spent.get(name, 0.0) + took_s
+
+
+@contextmanager
+def spending() -> Iterator[dict[str, float]]:
+    """Yield a dict that gathers what each stage takes within the block, in seconds, tasks started in it included."""
+    spent: dict[str, float] = {}
+    token = _spent.set(spent)
+    try:
+        yield spent
+    finally:
+        _spent.reset(token)
 
 
 def staged(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from app import catalog, decay, names
+from app import catalog, decay, names, observing
 from app.elastic import Cluster
 from app.errors import ClusterRejected, Conflict, HalflifeError, NotFound
 from app.models import Collection, Decay, Search, SearchResult
@@ -50,6 +50,17 @@ class Asked:
     key_id: str | None = None
     """Which key asked: its id, never the key."""
     first_rank: int = 1
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by stage, of the request as a whole: the queries of a batch share them."""
+
+
+STAGES: Final = {
+    "embed query": "embed_ms",
+    "recall": "recall_ms",
+    "fetch": "fetch_ms",
+    "after fusion": "rerank_ms",
+}
+"""Stages as they are measured -> as they are logged; the recall includes the embedding."""
 
 
 def query_hash(query: str, secret: bytes) -> str:
@@ -87,6 +98,10 @@ def entry(
         "fusion": "rrf" if fusion is None else fusion.method,
         "window": None if fusion is None else fusion.window,
         "decay": _decay_of(chosen) if isinstance(chosen, Decay) else None,
+        "stages": {
+            told: round(asked.spent[name] * 1000, 2) for name, told in STAGES.items() if name in asked.spent
+        }
+        or None,
     }
     if isinstance(outcome, HalflifeError):
         body |= {
@@ -173,6 +188,10 @@ def _reasons(texts: Sequence[str], query: str, *, with_text: bool) -> list[str]:
 # --- the log ------------------------------------------------------------------------------------------------------------
 
 
+def _count(result: str, number: int = 1) -> None:
+    observing.SEARCH_LOG.labels(result).inc(number)
+
+
 @dataclass(slots=True)
 class Figures:
     """What became of the entries so far."""
@@ -224,6 +243,7 @@ class SearchLog:
         moment = self.now()
         if len(self._queue) + len(self._writing) >= self.most_waiting:
             self.figures.dropped += 1
+            _count("dropped")
             return None
         search_id = f"{moment.astimezone(UTC):%Y%m%d}-{self.new_id()}"
         source = entry(
@@ -257,7 +277,9 @@ class SearchLog:
         with contextlib.suppress(TimeoutError, HalflifeError):
             async with asyncio.timeout(within_s):
                 await self.flush()
-        self.figures.dropped += len(self._queue) + len(self._writing)
+        left = len(self._queue) + len(self._writing)
+        self.figures.dropped += left
+        _count("dropped", left)
         self._queue, self._writing = [], []
 
     async def flush(self) -> None:
@@ -276,11 +298,13 @@ class SearchLog:
                 for each, outcome in zip(batch, outcomes, strict=True):
                     if outcome.fate in ("applied", "superseded"):
                         self.figures.written += 1
+                        _count("written")
                     elif outcome.fate in ("retry", "fenced") and each.attempts + 1 < MOST_ATTEMPTS:
                         each.attempts += 1
                         again.append(each)
                     else:
                         self.figures.failed += 1
+                        _count("failed")
                 if again:
                     self._queue = again + self._queue
                     return
@@ -307,6 +331,7 @@ class SearchLog:
                 if given_up:
                     self._writing = [each for each in self._writing if each.attempts < MOST_ATTEMPTS]
                     self.figures.failed += given_up
+                    _count("failed", given_up)
                 if not told:
                     log.warning("the search log is not written: %s", error.detail)
                     told = True

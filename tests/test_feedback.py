@@ -124,6 +124,7 @@ async def test_a_search_is_logged_with_what_it_showed(client, collection, cluste
     assert entry["routes"][0]["total"] == 6
     assert set(entry["route_took_ms"]) == {"text", "vector"}
     assert entry["request_id"]
+    assert set(entry["stages"]) >= {"embed_ms", "recall_ms"}
 
 
 async def test_a_page_is_logged_with_its_ranks(client, collection, cluster):
