@@ -36,6 +36,7 @@ from app.limits import Limits
 from app.models import (
     BulkResult,
     Collection,
+    CollectionDetails,
     CollectionOptions,
     DeleteDocuments,
     Deletion,
@@ -891,12 +892,16 @@ async def list_collections(request: Request) -> Response:
 @router.put(
     "/v1/collections/{collection}",
     tags=["collections"],
-    summary="Create a collection",
+    summary="Create or change a collection",
     response_model=Collection,
     dependencies=[needs("admin")],
 )
 async def create_collection(request: Request, collection: str) -> Response:
-    """Create a collection with options; the same options again change nothing, others are a conflict."""
+    """Create a collection, or change one that is there: replicas, refresh interval, ranking profiles, new declared keys.
+
+    What is left out stays. Where an option needs another index (dims, similarity, shards, the type of a declared key),
+    nothing is changed: 409, with the `halflife reindex` command that does it.
+    """
     body = await request.body()
     options = parse(CollectionOptions, await read_json(request) if body.strip() else {})
     service = service_of(request)
@@ -912,12 +917,15 @@ async def create_collection(request: Request, collection: str) -> Response:
     "/v1/collections/{collection}",
     tags=["collections"],
     summary="Describe a collection",
-    response_model=Collection,
+    response_model=CollectionDetails,
     dependencies=[needs("read")],
 )
 async def get_collection(request: Request, collection: str) -> Response:
-    """Return what a collection is."""
-    return answer(await _collection(request, collection))
+    """Return what a collection is and holds: documents, chunks, size, ages, options, profiles."""
+    target = await _collection(request, collection)
+    kept = _fence(request, target)
+    within = None if kept is None else kept.clauses
+    return answer(await catalog.describe(service_of(request).doors.cluster, target, within=within))
 
 
 @router.delete(

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
@@ -18,8 +18,17 @@ from typing import Any, cast, get_args
 
 from app import fields, names
 from app.elastic import Cluster
-from app.errors import ClusterRejected, ClusterUnavailable, Conflict, HalflifeError, NotFound, SchemaMismatch
-from app.models import Collection, CollectionOptions, DeclaredType, Similarity
+from app.errors import (
+    ClusterRejected,
+    ClusterUnavailable,
+    Conflict,
+    HalflifeError,
+    InvalidRequest,
+    NotFound,
+    SchemaMismatch,
+)
+from app.models import Ages, Collection, CollectionDetails, CollectionOptions, DeclaredType, Similarity
+from app.times import from_ms
 
 Json = dict[str, Any]
 
@@ -167,8 +176,7 @@ def index_body(
     settings: Json = {}
     if "shards" in options.model_fields_set:
         settings["number_of_shards"] = options.shards
-    if options.replicas is not None:
-        settings.update(number_of_replicas=options.replicas, auto_expand_replicas="false")
+    settings |= _changeable(options)
     embedding = copy.deepcopy(_embedding(shipped(MAPPINGS)["template"]["mappings"]))
     embedding.update(dims=dims, similarity=options.similarity)
     declared = {key: _DECLARED[kind] for key, kind in sorted(options.declared.items())}
@@ -198,6 +206,18 @@ def index_body(
     return body
 
 
+def _changeable(options: CollectionOptions) -> Json:
+    """Return the index settings of the options that can change in place, of those that are named."""
+    settings: Json = {}
+    if options.replicas is not None:
+        settings.update(number_of_replicas=options.replicas, auto_expand_replicas="false")
+    elif "replicas" in options.model_fields_set:
+        settings.update(auto_expand_replicas="0-1")
+    if options.refresh_interval is not None:
+        settings.update(refresh_interval=options.refresh_interval)
+    return settings
+
+
 def _ranking(options: CollectionOptions) -> Json:
     """Return what of the options can change in place: how searches rank."""
     return {
@@ -225,16 +245,23 @@ def read_alias_properties() -> Json:
 async def create(
     cluster: Cluster, name: str, options: CollectionOptions, *, dims: int, model: str | None, moment: datetime
 ) -> Collection:
-    """Make the collection, or return it if it is there already as wanted.
+    """Make the collection, or change what can change in place, and return it.
 
     `dims` are the embedder's; `options.dims` outranks them. `moment` names the index. However many creators run at
-    once, one index is made and all return it. Raises Conflict if the collection exists with other options,
-    SchemaMismatch if something else has its name or the templates are missing.
+    once, one index is made and all return it. Raises Conflict, with nothing changed, where the collection exists and an
+    option asks for another index (the remedy is the command that makes it), InvalidRequest for a default profile that is
+    none, SchemaMismatch if something else has its name or the templates are missing.
     """
     embedder_dims = dims
     dims = options.dims or dims
     if options.dims is not None and options.dims != embedder_dims:
         model = None  # its vectors come from callers, so no embedder is bound to fit it
+    if options.default_profile is not None and "profiles" not in options.model_fields_set:
+        # One of the stored profiles is meant: there must be a collection that has it.
+        try:
+            await get(cluster, name)
+        except NotFound:
+            _check_default(options.default_profile, {})
     body = index_body(name, options, dims=dims, model=model, slot_aliases=first_aliases(name))
     index = names.index_name(name, moment)
     try:
@@ -244,10 +271,143 @@ async def create(
         if not await install_templates(cluster, dims=dims, similarity=options.similarity):
             raise
         found = await _create_once(cluster, name, index, body)
-    _check_same(found.collection, options, dims=dims)
-    if {"profiles", "default_profile"} & options.model_fields_set:
-        return await _rank_as(cluster, found.collection, options)
-    return found.collection
+    if found.collection.index == index:
+        return found.collection
+    return await change(cluster, found.collection, options, dims=dims)
+
+
+async def change(
+    cluster: Cluster, collection: Collection, options: CollectionOptions, *, dims: int
+) -> Collection:
+    """Change a collection in place to what the options name, and return it; what they leave out stays.
+
+    Raises Conflict, with nothing changed, where something needs another index.
+    """
+    _check_same(collection, options, dims=dims)
+    named = options.model_fields_set
+    wanted = _changeable(options)
+    settings: Json = {}
+    if wanted or "shards" in named:
+        found = (await cluster.get_settings(collection.index))[collection.index]
+        if "shards" in named and int(found["index.number_of_shards"]) != options.shards:
+            raise _needs_reindex(
+                collection.name,
+                "shards",
+                found["index.number_of_shards"],
+                options.shards,
+                f"--shards {options.shards}",
+            )
+        settings = {
+            key: value for key, value in wanted.items() if str(value) != str(found.get(f"index.{key}"))
+        }
+    added = {key: kind for key, kind in options.declared.items() if key not in collection.declared}
+    if added:
+        await _check_declarable(cluster, collection, added)
+    if {"profiles", "default_profile"} & named:
+        profiles = options.profiles if "profiles" in named else collection.profiles
+        default = options.default_profile if "default_profile" in named else collection.default_profile
+        _check_default(default, profiles)
+    if settings:
+        await cluster.put_settings(collection.index, {"index": settings})
+    if added:
+        await _declare(cluster, collection, added)
+    return await _rank_as(cluster, collection, options)
+
+
+def _check_default(name: str | None, profiles: Mapping[str, Any] | None) -> None:
+    if name is not None and profiles is not None and name not in profiles:
+        raise InvalidRequest(
+            f"`default_profile` '{name}' is not among the profiles",
+            field="default_profile",
+            remedy="give it in `profiles`, or name one of those",
+        )
+
+
+async def _check_declarable(
+    cluster: Cluster, collection: Collection, added: Mapping[str, DeclaredType]
+) -> None:
+    """Raise Conflict where stored documents would lack the typed copy, so that a range would not find them."""
+    every = await cluster.resolve_index(names.index_pattern(collection.name))
+    if [index for index in every if names.collection_of(index) == collection.name] != [collection.index]:
+        raise Conflict(
+            f"the collection `{collection.name}` has a second index: a reindex is under way or not finished",
+            field="declared",
+            remedy=f"halflife reindex {collection.name} --status, then --finish or --abort; after that try again",
+        )
+    await cluster.refresh(collection.index)
+    for key, kind in sorted(added.items()):
+        carry = await cluster.count(collection.index, {"exists": {"field": f"{fields.METADATA}.{key}"}})
+        if carry:
+            raise Conflict(
+                f"{carry} documents of `{collection.name}` have the metadata key `{key}` already, without its type",
+                field=f"declared.{key}",
+                remedy=f"type them too: halflife reindex {collection.name} --declare {key}={kind}",
+            )
+
+
+async def _declare(cluster: Cluster, collection: Collection, added: Mapping[str, DeclaredType]) -> None:
+    mapping = (await cluster.get_mapping(collection.index))[collection.index]
+    meta = mapping["_meta"]["halflife"]
+    declared = dict(sorted({**meta.get("declared", {}), **added}.items()))
+    typed = {key: _DECLARED[kind] for key, kind in sorted(added.items())}
+    body = {
+        "_meta": {**mapping["_meta"], "halflife": {**meta, "declared": declared}},
+        "properties": {fields.DECLARED: {"type": "object", "dynamic": "strict", "properties": typed}},
+    }
+    await cluster.put_mapping(collection.index, body)
+
+
+async def describe(
+    cluster: Cluster, collection: Collection, *, within: Sequence[Json] | None = None
+) -> CollectionDetails:
+    """Return what a collection is and holds now: of the documents `within` these clauses, where some are given."""
+    body: Json = {
+        "size": 0,
+        "track_total_hits": True,
+        "query": {"bool": {"filter": list(within or ())}},
+        "aggs": {
+            "chunks": {"nested": {"path": fields.CHUNKS}},
+            "oldest": {"min": {"field": fields.CREATION_TIME}},
+            "newest": {"max": {"field": fields.CREATION_TIME}},
+            "undated": {"missing": {"field": fields.CREATION_TIME}},
+            "evergreen": {"filter": {"term": {fields.EVERGREEN: True}}},
+        },
+    }
+    answer = await cluster.search(
+        names.read_alias(collection.name),
+        body,
+        timeout_s=cluster.request_timeout_s,
+        doing="describing a collection",
+    )
+    # Tombstones carry no field to filter by, and bytes are of all documents.
+    deleted = size = None
+    if within is None:
+        deleted = await cluster.count(collection.index, {"term": {fields.DELETED: True}})
+        stats = await cluster.index_stats(collection.index)
+        size = stats["_all"]["total"]["store"]["size_in_bytes"]
+    settings = (await cluster.get_settings(collection.index))[collection.index]
+    found = answer["aggregations"]
+
+    def instant(name: str) -> datetime | None:
+        value = found[name].get("value")
+        return None if value is None else from_ms(int(value))
+
+    return CollectionDetails(
+        **{name: getattr(collection, name) for name in Collection.model_fields},
+        documents=answer["hits"]["total"]["value"],
+        deleted=deleted,
+        chunks=found["chunks"]["doc_count"],
+        size_bytes=size,
+        shards=int(settings["index.number_of_shards"]),
+        replicas=int(settings["index.number_of_replicas"]),
+        refresh_interval=str(settings.get("index.refresh_interval", "1s")),
+        ages=Ages(
+            oldest=instant("oldest"),
+            newest=instant("newest"),
+            undated=found["undated"]["doc_count"],
+            evergreen=found["evergreen"]["doc_count"],
+        ),
+    )
 
 
 async def _rank_as(cluster: Cluster, collection: Collection, options: CollectionOptions) -> Collection:
@@ -477,19 +637,43 @@ def check_compatible(collection: Collection, *, dims: int, model: str | None = N
 
 def _check_same(collection: Collection, options: CollectionOptions, *, dims: int) -> None:
     """Raise Conflict unless the collection is as the options want it; what they leave open fits."""
-    wanted: Json = {"declared": dict(options.declared), "similarity": options.similarity, "dims": dims}
-    found: Json = {
-        "declared": collection.declared,
-        "similarity": collection.similarity,
-        "dims": collection.dims,
-    }
-    for field in ("dims", "similarity", "declared"):
-        if field in options.model_fields_set and wanted[field] != found[field]:
-            raise Conflict(
-                f"the collection `{collection.name}` exists with {field} {found[field]!r}, not {wanted[field]!r}",
-                field=field,
-                remedy=f"leave `{field}` as it is, or {_REINDEX}",
+    named = options.model_fields_set
+    name = collection.name
+    if "dims" in named and dims != collection.dims:
+        raise _needs_reindex(
+            name, "dims", collection.dims, dims, "--reembed", with_="a model of that many dims configured"
+        )
+    if "similarity" in named and options.similarity != collection.similarity:
+        raise _needs_reindex(
+            name,
+            "similarity",
+            collection.similarity,
+            options.similarity,
+            f"--similarity {options.similarity}",
+        )
+    if "declared" in named:
+        others = {key: options.declared.get(key) for key in collection.declared} | dict(options.declared)
+        changes = [
+            f"--undeclare {key}" if kind is None else f"--declare {key}={kind}"
+            for key, kind in sorted(others.items())
+            if key in collection.declared and kind != collection.declared[key]
+        ]
+        if changes:
+            raise _needs_reindex(
+                name, "declared", collection.declared, dict(options.declared), " ".join(changes)
             )
+
+
+def _needs_reindex(
+    name: str, field: str, found: Any, wanted: Any, options: str, *, with_: str | None = None
+) -> Conflict:
+    command = f"halflife reindex {name} {options}"
+    return Conflict(
+        f"the collection `{name}` exists with {field} {found!r}, not {wanted!r}, and that can't change in place",
+        field=field,
+        remedy=f"leave `{field}` as it is, or move the collection: {command}{f' (with {with_})' if with_ else ''}",
+        command=command,
+    )
 
 
 # --- a memory of it ------------------------------------------------------------------------------------------------

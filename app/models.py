@@ -1052,11 +1052,21 @@ class CollectionOptions(Value):
     )
     similarity: Similarity = "cosine"
     declared: Annotated[dict[FieldName, DeclaredType], Field(max_length=200)] = Field(
-        default_factory=dict, description="Metadata keys that are typed, so that ranges work on them."
+        default_factory=dict,
+        description="Metadata keys that are typed, so that ranges work on them. Keys that no stored document has can "
+        "be added at any time.",
     )
     shards: Annotated[Whole, Field(ge=1, le=64)] = 1
     replicas: Annotated[Whole, Field(ge=0, le=5)] | None = Field(
-        None, description="Copies of each shard; one where the cluster has two nodes or more if left out."
+        None,
+        description="Copies of each shard; one where the cluster has two nodes or more if left out or null. Can be "
+        "changed at any time.",
+    )
+    refresh_interval: Annotated[str, Field(pattern=r"^(-1|[1-9][0-9]{0,5}(ms|s|m))$")] | None = Field(
+        None,
+        description="How often written documents become visible to searches: 1s if left out, -1 never by itself; can "
+        "be changed at any time.",
+        examples=["1s", "30s"],
     )
     profiles: Annotated[dict[ProfileName, Profile], Field(max_length=100)] = Field(
         default_factory=dict,
@@ -1073,7 +1083,8 @@ class CollectionOptions(Value):
                 raise invalid(
                     f"`declared.{name}`: that name is taken by the documents' own fields or the filter language"
                 )
-        if self.default_profile is not None and self.default_profile not in self.profiles:
+        named = "profiles" in self.model_fields_set
+        if named and self.default_profile is not None and self.default_profile not in self.profiles:
             raise invalid(f"`default_profile` '{self.default_profile}' is not among `profiles`")
         return self
 
@@ -1090,6 +1101,30 @@ class Collection(Value):
     template_version: int
     profiles: dict[str, Profile] = Field(default_factory=dict)
     default_profile: str | None = None
+
+
+class Ages(Value):
+    """How old a collection's documents are, by their creation time."""
+
+    oldest: Instant | None
+    newest: Instant | None
+    undated: int
+    evergreen: int
+
+
+class CollectionDetails(Collection):
+    """What a collection is and what it holds."""
+
+    documents: int
+    deleted: int | None = Field(
+        description="Tombstones of deleted documents, until `halflife purge` removes them; null for a key with a filter."
+    )
+    chunks: int
+    size_bytes: int | None = Field(description="On disk, all copies; null for a key with a filter.")
+    shards: int
+    replicas: int
+    refresh_interval: str
+    ages: Ages
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------

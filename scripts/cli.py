@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scripts import judgements, keying, kibana, quality, reindexing
+from scripts import collecting, judgements, keying, kibana, quality, reindexing
 from scripts.client import ApiError, ApiUnreachable, Client, find_url
 from scripts.distribution import LocalStackError
 from scripts.stack import DEFAULT_DATA, Options, State, data_folder
@@ -454,6 +454,8 @@ def load(
         say(f"{passed} other files in the folders are passed over.")
     with ExitStack() as held:
         client = held.enter_context(Client(find_url(url, data_folder(data)), key=key))
+        # Nobody there: told at once. Once there, it may go away for a while.
+        client.check()
         sink = held.enter_context(failures.open("w", encoding="utf-8")) if failures else None
 
         def keep(failure: Failure) -> None:
@@ -631,6 +633,8 @@ def why(
     \b
     Example:
       halflife why "carry over leave" leave-policy-2021 -c handbook --decay 180d
+
+    Exit codes: 0 answered; 1 refused, or there is no such document; 3 nobody answers.
     """
     from scripts import table
 
@@ -755,6 +759,7 @@ judgements.register(command)
 kibana.register(command)
 reindexing.register(command)
 keying.register(app, command)
+collecting.register(command, app)
 
 # ---- words ----------------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,22 @@ class Client:
         found = self._request("GET", "/v1/collections", None, _READ_TIMEOUT_S)
         return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
+    def check(self) -> None:
+        """Raise ApiUnreachable unless somebody answers at the address."""
+        self._request("GET", "/livez", None, 5.0)
+
+    def collection(self, name: str) -> Json:
+        """Return what a collection is and holds."""
+        return self._object("GET", _collection(name))
+
+    def put_collection(self, name: str, options: Mapping[str, Any]) -> Json:
+        """Create a collection, or change one in place."""
+        return self._object("PUT", _collection(name), options)
+
+    def delete_collection(self, name: str) -> None:
+        """Delete a collection with all its documents."""
+        self._request("DELETE", f"{_collection(name)}?confirm={quote(name, safe='')}", None, _READ_TIMEOUT_S)
+
     # -- HTTP
 
     def _object(

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import SecretStr
 
 from app import catalog, fields, names
 from app.elastic import Cluster, pack_vector
-from app.embedding import Embedder
 from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound
+from app.main import open_cluster, open_embedder
 from app.settings import Settings
 from scripts import stack
 from scripts.client import URL_VARIABLE
@@ -67,14 +66,14 @@ def examine(data: Path) -> list[Check]:
         settings, whose = _settings(data)
     except InvalidRequest as error:
         return [_failed("settings", error)]
-    checks = [Check("settings", "ok", whose)]
+    checks = [whose]
     checks += asyncio.run(_examine(settings))
     if (api := _check_api(data)) is not None:
         checks.append(api)
     return checks
 
 
-def _settings(data: Path) -> tuple[Settings, str]:
+def _settings(data: Path) -> tuple[Settings, Check]:
     settings = read_settings()
     state = stack.running(data)
     found: dict[str, Any] = {}
@@ -83,7 +82,17 @@ def _settings(data: Path) -> tuple[Settings, str]:
             found["elasticsearch_url"] = ",".join(state.elasticsearch_nodes)
         if state.embedder and "HALFLIFE_EMBEDDING_BASE_URL" not in os.environ:
             found["embedding_base_url"] = f"{state.embedder}/v1"
-    whose = f"the local stack on {data}" if found else "the environment and the defaults"
+    if found:
+        whose = Check("settings", "ok", f"the local stack on {data}")
+    elif "HALFLIFE_ELASTICSEARCH_URL" in os.environ:
+        whose = Check("settings", "ok", "the environment and the defaults")
+    else:
+        whose = Check(
+            "settings",
+            "warning",
+            f"no local stack runs on {data} and no cluster is named: looking at {settings.elasticsearch_url}",
+            "start a stack with `halflife up`, or set HALFLIFE_ELASTICSEARCH_URL and HALFLIFE_EMBEDDING_BASE_URL",
+        )
     return settings.model_copy(update=found), whose
 
 
@@ -140,15 +149,8 @@ def forbidden(error: HalflifeError) -> bool:
 
 @asynccontextmanager
 async def _cluster(settings: Settings) -> AsyncIterator[Cluster]:
-    cluster = Cluster.connect(
-        urls=settings.elasticsearch_urls,
-        api_key=_plain(settings.elasticsearch_api_key),
-        username=settings.elasticsearch_username,
-        password=_plain(settings.elasticsearch_password),
-        ca_certs=settings.elasticsearch_ca,
-        verify_certs=settings.elasticsearch_verify_certs,
-        request_timeout_s=min(_TIMEOUT_S, settings.elasticsearch_timeout_s),
-    )
+    quick = min(_TIMEOUT_S, settings.elasticsearch_timeout_s)
+    cluster = open_cluster(settings.model_copy(update={"elasticsearch_timeout_s": quick}))
     try:
         yield cluster
     finally:
@@ -442,24 +444,17 @@ async def _check_disks(cluster: Cluster) -> Check:
 
 
 async def _check_embedder(settings: Settings) -> tuple[Check, int | None]:
+    quick = min(_TIMEOUT_S, settings.embedding_timeout_s)
     try:
-        embedder = Embedder.connect(
-            base_url=settings.embedding_base_url,
-            api_key=_plain(settings.embedding_api_key),
-            model=settings.embedding_model,
-            dims=settings.embedding_dims,
-            query_prefix=settings.embedding_query_prefix,
-            document_prefix=settings.embedding_document_prefix,
-            send_dimensions=settings.embedding_send_dimensions,
-            timeout_s=min(_TIMEOUT_S, settings.embedding_timeout_s),
-            retries=1,
-            retry_budget_s=_TIMEOUT_S,
-        )
-    except ValueError as cause:
-        return Check("embedder", "failed", str(cause), "correct the HALFLIFE_EMBEDDING_… settings"), None
+        embedder = open_embedder(settings.model_copy(update={"embedding_timeout_s": quick}))
+    except InvalidRequest as error:
+        return _failed("embedder", error), None
     begun = time.monotonic()
     try:
-        dims = await embedder.check()
+        dims = await asyncio.wait_for(embedder.check(), _TIMEOUT_S)
+    except TimeoutError:
+        told = f"{settings.embedding_base_url} did not answer within {_TIMEOUT_S:g} s"
+        return Check("embedder", "failed", told, "see whether it is overloaded"), None
     except HalflifeError as error:
         return _failed("embedder", error), None
     finally:
@@ -486,7 +481,3 @@ def _check_api(data: Path) -> Check | None:
     return Check(
         "api", "failed", f"not ready: {'; '.join(reasons) or f'HTTP {status}'}", "see the failed checks above"
     )
-
-
-def _plain(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()

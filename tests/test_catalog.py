@@ -3,13 +3,14 @@
 import asyncio
 import copy
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from app import catalog, names
 from app.catalog import Catalog, WriteTarget
 from app.elastic import BulkAction, Cluster
-from app.errors import ClusterUnavailable, Conflict, NotFound, SchemaMismatch
+from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound, SchemaMismatch
 from app.models import CollectionOptions
 
 NODE = pytest.mark.node
@@ -514,3 +515,125 @@ async def test_ranking_profiles_change_in_place(cluster: Cluster, unique):
     # Options that leave profiles out leave them as they are.
     await catalog.create(cluster, name, CollectionOptions(), dims=8, model="e5", moment=now())
     assert (await catalog.get(cluster, name)).collection.default_profile == "current"
+
+
+IN_PLACE = {
+    "replicas": ({"replicas": 0}, {"number_of_replicas": "0", "auto_expand_replicas": "false"}),
+    "replicas as the cluster has nodes": ({"replicas": None}, {"auto_expand_replicas": "0-1"}),
+    "refresh interval": ({"refresh_interval": "30s"}, {"refresh_interval": "30s"}),
+}
+
+
+@NODE
+@pytest.mark.parametrize("options, settings", IN_PLACE.values(), ids=IN_PLACE.keys())
+async def test_settings_change_in_place(cluster, templates, unique, options, settings):
+    name = unique()
+    made = await make(cluster, name)
+    changed = await make(cluster, name, CollectionOptions.model_validate(options))
+    assert changed == made
+    found = (await cluster.get_settings(made.index))[made.index]
+    assert {key: found[f"index.{key}"] for key in settings} == settings
+    # What is left out stays.
+    await make(cluster, name, CollectionOptions())
+    assert (await cluster.get_settings(made.index))[made.index] == found
+
+
+NEEDS_REINDEX = {
+    "dims": ({"dims": 4}, "dims", "halflife reindex {} --reembed"),
+    "similarity": ({"similarity": "l2_norm"}, "similarity", "halflife reindex {} --similarity l2_norm"),
+    "shards": ({"shards": 3}, "shards", "halflife reindex {} --shards 3"),
+    "the type of a key": (
+        {"declared": {"pages": "date", "due": "date"}},
+        "declared",
+        "halflife reindex {} --declare pages=date",
+    ),
+    "a key no more": ({"declared": {}}, "declared", "halflife reindex {} --undeclare pages"),
+}
+
+
+@NODE
+@pytest.mark.parametrize("options, field, command", NEEDS_REINDEX.values(), ids=NEEDS_REINDEX.keys())
+async def test_what_needs_another_index_says_by_which_command_and_changes_nothing(
+    cluster, templates, unique, options, field, command
+):
+    name = unique()
+    made = await make(cluster, name, CollectionOptions(declared={"pages": "long"}))
+    before = await cluster.get_settings(made.index)
+    asked = CollectionOptions.model_validate({"replicas": 0, "refresh_interval": "9s", **options})
+    with pytest.raises(Conflict) as caught:
+        await make(cluster, name, asked)
+    assert caught.value.field == field
+    assert caught.value.members["command"] == command.format(name)
+    assert command.format(name) in (caught.value.remedy or "")
+    assert await cluster.get_settings(made.index) == before
+    assert (await catalog.get(cluster, name)).collection == made
+
+
+@NODE
+async def test_a_key_that_no_document_has_is_declared_in_place_and_one_that_some_have_is_not(
+    cluster, templates, unique
+):
+    name = unique()
+    made = await make(cluster, name, CollectionOptions(declared={"pages": "long"}))
+    document = {
+        "document_id": "a",
+        "metadata": {"price": 5, "z": 1},
+        "indexed_at": "2026-01-01T00:00:00.000Z",
+    }
+    action = BulkAction(names.write_alias(name, 1), "a", 1, document)
+    [outcome] = await cluster.bulk([action], timeout_s=10)
+    assert outcome.fate == "applied"
+    wider = CollectionOptions(declared={"pages": "long", "due": "date"})
+    changed = await make(cluster, name, wider)
+    assert changed.declared == {"pages": "long", "due": "date"}
+    assert changed.index == made.index
+    mapping = (await cluster.get_mapping(made.index))[made.index]
+    assert mapping["properties"]["declared"]["properties"]["due"]["type"] == "date"
+    with pytest.raises(Conflict, match="1 documents") as caught:
+        await make(cluster, name, CollectionOptions(declared={**wider.declared, "price": "double"}))
+    assert f"halflife reindex {name} --declare price=double" in (caught.value.remedy or "")
+    assert (await catalog.get(cluster, name)).collection == changed
+
+
+@NODE
+async def test_a_default_profile_must_be_one_of_the_stored_ones(cluster, templates, unique):
+    name = unique()
+    lone = CollectionOptions.model_validate({"default_profile": "news"})
+    with pytest.raises(InvalidRequest, match="not among"):
+        await make(cluster, name, lone)
+    assert await cluster.resolve_index(names.index_pattern(name)) == {}
+    profiles = {"profiles": {"news": {"decay": {"half_life": "7d"}}}}
+    await make(cluster, name, CollectionOptions.model_validate(profiles))
+    assert (await make(cluster, name, lone)).default_profile == "news"
+    with pytest.raises(InvalidRequest, match="not among"):
+        await make(cluster, name, CollectionOptions.model_validate({"profiles": {}}))
+
+
+@NODE
+async def test_a_collection_tells_what_it_holds(cluster, templates, unique):
+    name = unique()
+    made = await make(cluster, name, CollectionOptions(shards=2))
+    at = "2026-01-01T00:00:00.000Z"
+    sources: list[dict[str, Any]] = [
+        {"creation_time": "2020-01-02T00:00:00.000Z", "chunks": [{"text": "a", "start": 0, "end": 1}] * 2},
+        {"creation_time": "2024-01-02T00:00:00.000Z", "evergreen": True},
+        {"chunks": [{"text": "a", "start": 0, "end": 1}]},
+        {"deleted": True},
+    ]
+    actions = [
+        BulkAction(names.write_alias(name, 1), str(n), 1, {"document_id": str(n), "indexed_at": at, **source})
+        for n, source in enumerate(sources)
+    ]
+    await cluster.bulk(actions, refresh="true", timeout_s=10)
+    found = await catalog.describe(cluster, made)
+    assert (found.documents, found.deleted, found.chunks) == (3, 1, 3)
+    assert found.ages.model_dump(mode="json") == {
+        "oldest": "2020-01-02T00:00:00.000Z",
+        "newest": "2024-01-02T00:00:00.000Z",
+        "undated": 1,
+        "evergreen": 1,
+    }
+    assert (found.shards, found.refresh_interval, found.name) == (2, "1s", name)
+    assert found.size_bytes
+    fenced = await catalog.describe(cluster, made, within=[{"term": {"evergreen": True}}])
+    assert (fenced.documents, fenced.deleted, fenced.size_bytes, fenced.ages.undated) == (1, None, None, 0)

@@ -22,6 +22,7 @@ COMMANDS = (
     "status",
     "serve",
     "load",
+    "collections",
     "search",
     "why",
     "evaluate",
@@ -361,6 +362,8 @@ def test_settings_that_do_not_fit_are_told_by_their_names(monkeypatch: pytest.Mo
 
 def test_loading_tells_each_failure_and_ends_with_1(tmp_path: Path) -> None:
     def answer(seen: Any) -> Reply:
+        if seen.path == "/livez":
+            return Reply(body={"status": "alive"})
         refused = {
             "type": "invalid-request",
             "detail": "`text` and `title` are blank",
@@ -472,3 +475,76 @@ def test_the_doctor_says_what_does_not_answer_and_the_remedy(
     assert checks["cluster"]["verdict"] == checks["embedder"]["verdict"] == "failed"
     assert checks["cluster"]["remedy"]
     assert checks["embedder"]["remedy"]
+
+
+DETAILS: dict[str, Any] = {
+    "name": "shop", "index": "halflife-shop-1", "dims": 3, "similarity": "cosine", "declared": {"pages": "long"},
+    "model": "e5", "profiles": {"news": {"decay": {"half_life": "7d"}}}, "default_profile": "news", "documents": 2,
+    "deleted": 1, "chunks": 5, "size_bytes": 2**20, "shards": 1, "replicas": 0, "refresh_interval": "1s",
+    "ages": {"oldest": "2020-01-02T00:00:00.000Z", "newest": "2024-01-02T00:00:00.000Z", "undated": 1, "evergreen": 0},
+}  # fmt: skip
+
+
+def test_collections_are_listed_and_described() -> None:
+    with FarEnd(lambda seen: Reply(body=DETAILS if seen.path.endswith("shop") else [DETAILS])) as api:
+        listed = run("collections", "list", "--url", api.url)
+        shown = run("collections", "show", "shop", "--url", api.url)
+    assert listed.stdout == "shop  3 dims, e5; pages: long\n"
+    for told in (
+        "2 documents in 5 chunks, 1.0 MiB",
+        "2020-01-02 to 2024-01-02; 1 undated",
+        "1 tombstones",
+        "news (default)",
+    ):
+        assert told in shown.stdout
+
+
+def test_a_collection_is_changed_by_what_is_named_and_keeps_its_declared_keys() -> None:
+    with FarEnd(lambda _: Reply(body=DETAILS)) as api:
+        told = run(
+            "collections", "update", "shop", "--declare", "price=double", "--refresh-interval", "30s", "--url", api.url
+        )  # fmt: skip
+        assert run("collections", "update", "shop", "--url", api.url).exit_code == 2
+    assert told.exit_code == 0, told.output
+    assert [seen.method for seen in api.requests] == ["GET", "PUT"]
+    assert api.requests[1].body == {
+        "declared": {"pages": "long", "price": "double"},
+        "refresh_interval": "30s",
+    }
+
+
+def test_a_collection_is_deleted_only_when_its_name_is_given_again() -> None:
+    with FarEnd(lambda seen: Reply(204) if seen.method == "DELETE" else Reply(body=DETAILS)) as api:
+        unsure = run("collections", "delete", "shop", "--url", api.url)
+        assert unsure.exit_code == 1
+        assert "--yes" in unsure.output
+        sure = run("collections", "delete", "shop", "--yes", "--url", api.url)
+    assert sure.exit_code == 0, sure.output
+    assert [(seen.method, seen.path) for seen in api.requests] == [
+        ("GET", "/v1/collections/shop"),
+        ("GET", "/v1/collections/shop"),
+        ("DELETE", "/v1/collections/shop?confirm=shop"),
+    ]
+
+
+def test_loading_says_at_once_that_nobody_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("words")
+    with FarEnd() as gone:
+        url = gone.url
+    told = run("load", str(path), "--url", url)
+    assert told.exit_code == 3
+    assert "halflife up" in told.output
+    assert "trying again" not in told.output
+
+
+def test_the_doctor_without_a_stack_says_how_to_start_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HALFLIFE_ELASTICSEARCH_URL", "HALFLIFE_EMBEDDING_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    _, whose = doctor._settings(tmp_path)
+    assert whose.verdict == "warning"
+    assert "halflife up" in (whose.remedy or "")
+    monkeypatch.setenv("HALFLIFE_ELASTICSEARCH_URL", "http://127.0.0.1:1")
+    assert doctor._settings(tmp_path)[1].verdict == "ok"
