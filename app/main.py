@@ -291,6 +291,7 @@ async def _start(
         cursor_secrets=[secret.encode() if secret else secrets.token_bytes(32)],
         timeout_s=_budget_s(settings),
         embed_within_s=settings.embedding_query_timeout_s,
+        touch_ahead_s=settings.touch_ahead_s,
         votes=votes.ratings,
     )
     touches = indexing.TouchQueue(

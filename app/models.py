@@ -579,8 +579,8 @@ class Search(Query):
     )
     touch: bool = Field(
         False,
-        description="Set `last_accessed_at` of the returned documents to the origin, if it is later than what is stored "
-        "and not in the future.",
+        description="Set `last_accessed_at` of the returned documents to the origin, in the background and never back in "
+        "time; refused for an `as_of` in the future.",
     )
     paging: bool = Field(True, description="false: no cursor, and no point in time is held open.")
     strict: bool = Field(False, description="Answer an error rather than a degraded result.")

@@ -33,7 +33,7 @@ from app.ratings import Ratings
 from app.recall import PIT_KEEP_ALIVE_S, Run, fatal, in_background, located, longest, recall
 from app.reranking import Reranker
 from app.stages import Placed, after_fusion, fuse, needed, needs_embeddings, passage_of, rated
-from app.times import format_instant, from_ms, parse_instant
+from app.times import format_instant, from_ms, parse_instant, to_ms
 
 DEFAULT_TIMEOUT_S = 10.0
 MOST_LISTS = 512
@@ -52,6 +52,7 @@ class Doors:
     cursor_secrets: Sequence[bytes]
     timeout_s: float = DEFAULT_TIMEOUT_S
     embed_within_s: float = 2.0
+    touch_ahead_s: float = 60.0
     votes: Callable[[str, datetime | None], Awaitable[Ratings | None]] | None = None
     """A collection's ratings as of an instant (None: about now); None while they can't be had. Never raises."""
 
@@ -88,6 +89,7 @@ async def search(
         try:
             plan = make_plan(request, collection=collection, now_ms=now_ms, forced=caller.forced)
             check_reranker(request, doors)
+            _check_touch(request, doors=doors, now_ms=now_ms)
         except HalflifeError as error:
             runs.append(error)
             continue
@@ -118,6 +120,19 @@ async def with_votes(plan: Plan, *, doors: Doors) -> Plan:
     if plan.feedback is None or doors.votes is None:
         return plan
     return replace(plan, ratings=await doors.votes(plan.collection.name, plan.feedback.as_of))
+
+
+def _check_touch(request: Search, *, doors: Doors, now_ms: int) -> None:
+    """Raise InvalidRequest if it would set a time that has not come yet: touches never move back, so it would stay."""
+    if request.touch and request.as_of is not None:
+        ahead_ms = to_ms(request.as_of) - now_ms
+        if ahead_ms > doors.touch_ahead_s * 1000:
+            raise InvalidRequest(
+                "`touch` would set `last_accessed_at` to an `as_of` that lies in the future, where no later touch could "
+                "move it",
+                field="touch",
+                remedy="drop `touch` or `as_of`; for a virtual clock that runs ahead set HALFLIFE_TOUCH_AHEAD_S",
+            )
 
 
 def check_reranker(request: Search, doors: Doors) -> None:

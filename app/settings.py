@@ -125,6 +125,13 @@ class Settings(BaseSettings):
         None,
         description="Signs cursors; give every process the same. Made up at start if left out: cursors end with it.",
     )
+    touch_ahead_s: float = Field(
+        60.0,
+        ge=0,
+        le=1e10,
+        description="How far after this clock an `as_of` may lie for `touch` to set it: clocks differ a little; a virtual "
+        "clock of tests may run far ahead.",
+    )
     auto_create_collections: bool = Field(
         True,
         description="A first upsert makes its collection with the defaults; where there are keys, an admin's.",
