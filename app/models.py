@@ -575,7 +575,7 @@ class Search(Query):
     ] = Field(
         False,
         description="true: add what costs more, missed routes' figures and the request bodies for Kibana; 'cluster': "
-        "Elasticsearch's own account of each score too, for the first hits of the page.",
+        "Elasticsearch's own account of each score too, for the page's first 10 documents.",
     )
     touch: bool = Field(
         False,
@@ -1165,10 +1165,17 @@ class RouteHit(Value):
     contribution: float
     normalized: float | None = None
     note: str | None = None
+    explanation: dict[str, Any] | None = Field(
+        None, description="Elasticsearch's own account of `decayed_score`: value, description, details."
+    )
 
     @model_serializer(mode="wrap")
     def _lean(self, handler: Any) -> dict[str, Any]:
-        return {k: v for k, v in handler(self).items() if v is not None or k not in ("normalized", "note")}
+        return {
+            k: v
+            for k, v in handler(self).items()
+            if v is not None or k not in ("normalized", "note", "explanation")
+        }
 
 
 OPTIONAL_IN_HIT = (

@@ -36,6 +36,8 @@ from app.stages import Placed, after_fusion, fuse, needed, needs_embeddings, pas
 from app.times import format_instant, from_ms, parse_instant, to_ms
 
 DEFAULT_TIMEOUT_S = 10.0
+CLUSTER_EXPLAINED = 10
+"""Documents of a page whose explanation by the cluster is asked for: each is a tree of some kilobytes per route."""
 MOST_LISTS = 512
 """Searches that one request may send to the cluster at once."""
 IDS_AT_ONCE = 5_000
@@ -225,6 +227,8 @@ class _Outcome:
     page: list[Placed]
     documents: dict[str, dict[str, Any]]
     missed: dict[str, dict[str, RouteHit]] = field(default_factory=dict)
+    explained: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Document id -> route -> Elasticsearch's explanation."""
 
 
 async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int, _Outcome | HalflifeError]:
@@ -271,15 +275,14 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
             continue
         page = order[run.offset : run.offset + run.plan.search.top_k]
         outcomes[id(run)] = _Outcome(order=order, page=page, documents=found)
-    await _explain_missed(
-        [
-            (run, out)
-            for run in live
-            if isinstance(out := outcomes[id(run)], _Outcome) and run.plan.search.explain
-        ],
-        doors=doors,
-        caller=caller,
-    )
+    told = [
+        (run, out)
+        for run in live
+        if isinstance(out := outcomes[id(run)], _Outcome) and run.plan.search.explain
+    ]
+    await _explain_missed(told, doors=doors, caller=caller)
+    in_full = [(run, out) for run, out in told if run.plan.search.explain == "cluster"]
+    await _account_of_cluster(in_full, doors=doors, caller=caller)
     for run in live:
         spoiled = run.degraded if run.plan.search.strict else run.offset > 0 and run.failure is not None
         if spoiled and isinstance(outcomes[id(run)], _Outcome):
@@ -486,6 +489,43 @@ async def _explain_missed(runs: Sequence[tuple[Run, _Outcome]], *, doors: Doors,
             )
 
 
+async def _account_of_cluster(runs: Sequence[tuple[Run, _Outcome]], *, doors: Doors, caller: Caller) -> None:
+    """Fetch Elasticsearch's explanation of the page's first hits in each route, the key's own filter left out of it."""
+    asked = [
+        (run, outcome, route, list(dict.fromkeys(item.id for item in outcome.page))[:CLUSTER_EXPLAINED])
+        for run, outcome in runs
+        for route in run.plan.routes
+        if route.name in run.answers and outcome.page
+    ]
+    answers = await _search_all(
+        [
+            (
+                run,
+                {
+                    **route_body(run.plan, shown(run.plan, route), run.vectors, size=len(ids), ids=ids),
+                    "explain": True,
+                },
+            )
+            for run, _, route, ids in asked
+        ],
+        doors=doors,
+        caller=caller,
+    )
+    for (run, outcome, route, _), answer in zip(asked, answers, strict=True):
+        if isinstance(answer, HalflifeError):
+            run.warnings.append(f"the cluster's account of route '{route.name}' is missing: {answer.detail}")
+            continue
+        for hit in answer["hits"]["hits"]:
+            outcome.explained.setdefault(hit["_id"], {})[route.name] = hit["_explanation"]
+    for run, outcome in runs:
+        left = len({item.id for item in outcome.page}) - CLUSTER_EXPLAINED
+        if left > 0:
+            run.warnings.append(
+                f"the cluster's account is given for the first {CLUSTER_EXPLAINED} documents of the page, not for the other "
+                f"{left}"
+            )
+
+
 def _result(run: Run, outcome: _Outcome, *, cursor: str | None, started: float) -> SearchResult:
     plan = run.plan
     observing.answered(candidates=len(outcome.order), degraded=run.degraded, hits=len(outcome.page))
@@ -580,7 +620,9 @@ def _hit(run: Run, item: Placed, outcome: _Outcome) -> Hit:
         relevance=passage["relevance"],
         decay=item.factor,
         evergreen=item.evergreen,
-        routes={**item.routes, **outcome.missed.get(item.key, {})},
+        routes=_with_explanations(
+            {**item.routes, **outcome.missed.get(item.key, {})}, outcome.explained.get(item.id, {})
+        ),
         chunk=None if start is None else {"number": passage["number"], "start": start, "end": end},
         highlights=document.get("highlight"),
         embedding=passage["embedding"] if search.include_embedding else None,
@@ -589,6 +631,15 @@ def _hit(run: Run, item: Placed, outcome: _Outcome) -> Hit:
         additive=item.additive,
         feedback=item.feedback,
     )
+
+
+def _with_explanations(
+    routes: dict[str, RouteHit], explained: Mapping[str, dict[str, Any]]
+) -> dict[str, RouteHit]:
+    return {
+        name: part.model_copy(update={"explanation": explained[name]}) if name in explained else part
+        for name, part in routes.items()
+    }
 
 
 def _with_neighbours(

@@ -1136,6 +1136,49 @@ async def test_highlights_mark_the_words_in_every_script(made: Any) -> None:
     assert (await asker.ask("leaves", routes=[TEXT])).hits[0].highlights is None
 
 
+def tree_values(tree: dict[str, Any]) -> list[float]:
+    """Return the values in an explanation, the whole first."""
+    return [tree["value"], *(value for part in tree["details"] for value in tree_values(part))]
+
+
+@pytest.mark.parametrize("shape", [{}, {"collapse": False}, {"min_relevance": 0.1}], ids=str)
+async def test_the_clusters_own_account_of_each_score(asker: Asker, shape: dict[str, Any]) -> None:
+    request: dict[str, Any] = {"decay": {**HALVING, "floor": 0.2}, "top_k": 12, **shape}
+    plain = await asker.ask(QUERY, **request, explain=True)
+    answer = await asker.ask(QUERY, **request, explain="cluster")
+    explained = list(dict.fromkeys(ids(answer)))[:10]
+    counted = 0
+    for hit, without in zip(answer.hits, plain.hits, strict=True):
+        for name, part in hit.routes.items():
+            expected = without.routes[name]
+            if hit.id in explained and part.note != "does not match":
+                assert part.explanation is not None
+                # A chunk's own score is told beside its document's, whose best chunk the cluster explains.
+                if "collapse" not in shape and part.decayed_score is not None:
+                    assert part.explanation["value"] == pytest.approx(part.decayed_score, rel=1e-6)
+                    assert any(
+                        value == pytest.approx(part.score, rel=1e-5)
+                        for value in tree_values(part.explanation)
+                    )
+                counted += 1
+            else:
+                assert part.explanation is None
+            assert part.model_copy(update={"explanation": None}) == expected
+    assert counted > 12
+    assert any("first 10 documents" in warning for warning in answer.warnings)
+    assert answer.explain == plain.explain
+    short = await asker.ask(QUERY, **{**request, "top_k": 3}, explain="cluster")
+    assert not [warning for warning in short.warnings if "account" in warning]
+
+
+async def test_the_clusters_account_shows_no_forced_filter(asker: Asker) -> None:
+    forced = compile_filter({"tenant": "a"}, declared={})
+    answer = await asker.ask(QUERY, forced=forced, filter={"lang": "en"}, explain="cluster")
+    told = json.dumps([part.explanation for hit in answer.hits for part in hit.routes.values()])
+    assert "lang:en" in told
+    assert "tenant" not in told
+
+
 async def test_highlights_are_html_with_the_documents_own_escaped_unless_asked(made: Any) -> None:
     text = 'The <script>alert("x")</script> & leave'
     asker: Asker = await made([{"id": "a", "title": "<b>Leave</b>", "text": text}], {})
