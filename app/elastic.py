@@ -1175,8 +1175,8 @@ def translate_error(error: Any, status: int, doing: str) -> HalflifeError:
     if kind == "security_exception" or status == 403:
         return ClusterRejected(
             told,
-            remedy="give the key or user the privileges it lacks: all on indices halflife*, monitor and "
-            "manage_index_templates on the cluster",
+            remedy="give the key or user the privileges it lacks: read, write and manage on the indices halflife-* and "
+            "halflife_*, monitor and manage_index_templates on the cluster",
             **more,
         )
     if kind == "media_type_header_exception":

@@ -3,10 +3,17 @@
 Nothing below `api` and `main` knows that there is an environment. The README's table is made from this module.
 """
 
+import os
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+)
 
 from app.models import (
     DEFAULT_WINDOW,
@@ -26,6 +33,23 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="HALFLIFE_", env_file=None, extra="ignore", hide_input_in_errors=True
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read what the environment leaves out from files: `HALFLIFE_SECRETS_DIR` holds one for each setting.
+
+        A file is called like its variable, in small letters, as Docker and Kubernetes mount secrets.
+        """
+        folder = os.environ.get("HALFLIFE_SECRETS_DIR")
+        files = SecretsSettingsSource(settings_cls, secrets_dir=folder) if folder else file_secret_settings
+        return init_settings, env_settings, files
 
     elasticsearch_url: Annotated[str, NoDecode] = Field(
         "http://127.0.0.1:9200",

@@ -3,13 +3,16 @@
 No container is started. The setup script of the compose file runs as it is, against an HTTP server on loopback.
 """
 
+import ast
 import base64
 import json
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -19,8 +22,11 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from app import names
 from app.settings import Settings
+from scripts import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
@@ -110,7 +116,8 @@ def test_no_secret_stands_in_the_file() -> None:
     for name, service in SERVICES.items():
         for key, value in service["environment"].items():
             if re.search("PASSWORD|KEY|SECRET|TOKEN", key):
-                assert VARIABLE.fullmatch(str(value)), f"{name}: {key} carries a literal"
+                folder = re.fullmatch(r"/[a-z/]+", str(value))
+                assert VARIABLE.fullmatch(str(value)) or folder, f"{name}: {key} carries a literal"
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -163,12 +170,64 @@ def test_security_is_on() -> None:
     environment = SERVICES["elasticsearch"]["environment"]
     assert environment["xpack.security.enabled"] == "true"
     assert environment["xpack.license.self_generated.type"] == "basic"
+    for layer in ("http", "transport"):
+        assert environment[f"xpack.security.{layer}.ssl.enabled"] == "true"
+
+
+def test_nobody_speaks_to_elasticsearch_in_the_clear() -> None:
+    for name, service in SERVICES.items():
+        told = json.dumps(service)
+        assert "http://elasticsearch" not in told, name
+        if "https://elasticsearch" in told:
+            # Nor without knowing whom: each has the CA.
+            mounts = {volume.partition(":")[0] for volume in service["volumes"]}
+            assert mounts & {"certificates", "api-secrets"}, name
+
+
+def test_keys_are_seen_by_those_alone_who_need_them() -> None:
+    def holders(volume: str) -> dict[str, str]:
+        found = {}
+        for name, service in SERVICES.items():
+            for mount in service.get("volumes", []):
+                source, _, *mode = mount.split(":")
+                if source == volume:
+                    found[name] = mode[0] if mode else "rw"
+        return found
+
+    assert holders("ca") == {"certificates": "rw"}
+    assert holders("api-secrets") == {"setup": "rw", "api": "ro"}
+    assert holders("certificates") == {
+        "certificates": "rw", "elasticsearch": "ro", "setup": "ro", "kibana": "ro",
+    }  # fmt: skip
+    # The superuser's password goes to those who run once, and to Elasticsearch itself.
+    told = {name for name, service in SERVICES.items() if "ELASTIC_PASSWORD" in json.dumps(service)}
+    assert told == {"elasticsearch", "setup", "dashboards"}
+    assert all(one_shot(name) for name in told - {"elasticsearch"})
+
+
+def test_what_is_ours_runs_without_rights() -> None:
+    ours = {name: service for name, service in SERVICES.items() if service["image"].startswith("halflife:")}
+    assert set(ours) == {"embedder", "api", "dashboards"}
+    for name, service in ours.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "user" not in service, name  # the image's own, which is not root
+
+
+def test_dashboards_are_loaded_by_a_command_that_there_is() -> None:
+    service = SERVICES["dashboards"]
+    told = CliRunner().invoke(cli.app, [*service["command"][:2], "--help"], prog_name="halflife")
+    assert told.exit_code == 0
+    assert service["command"][:2] == ["kibana", "load"]
+    assert set(service["environment"]) == {"HALFLIFE_KIBANA_USERNAME", "HALFLIFE_KIBANA_PASSWORD"}
 
 
 def test_the_api_reaches_its_neighbours() -> None:
     seen = environment_of("api", example_environment())
-    setup = environment_of("setup", example_environment())
-    assert seen["HALFLIFE_ELASTICSEARCH_PASSWORD"] == setup["HALFLIFE_PASSWORD"]
+    [mount] = SERVICES["api"]["volumes"]
+    assert mount == f"api-secrets:{seen['HALFLIFE_SECRETS_DIR']}:ro"
+    assert seen["HALFLIFE_ELASTICSEARCH_CA"] == f"{seen['HALFLIFE_SECRETS_DIR']}/ca.crt"
     assert seen["HALFLIFE_EMBEDDING_QUERY_PREFIX"] == "query: "
     assert seen["HALFLIFE_EMBEDDING_DOCUMENT_PREFIX"] == "passage: "
     host, port = re.fullmatch(r"http://(\w+):(\d+)/v1", seen["HALFLIFE_EMBEDDING_BASE_URL"]).groups()  # type: ignore[union-attr]
@@ -179,13 +238,21 @@ def test_the_api_reaches_its_neighbours() -> None:
     assert empty_prefix["HALFLIFE_EMBEDDING_QUERY_PREFIX"] == ""
 
 
-def test_the_api_understands_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_understands_its_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = environment_of("api", example_environment())
-    assert {name.removeprefix("HALFLIFE_").lower() for name in given} <= set(Settings.model_fields)
+    folder = given["HALFLIFE_SECRETS_DIR"]
+    known = set(Settings.model_fields) | {"secrets_dir"}
+    assert {name.removeprefix("HALFLIFE_").lower() for name in given} <= known
+    (tmp_path / "halflife_elasticsearch_api_key").write_text("a2V5\n")
+    (tmp_path / "ca.crt").write_text("no setting")
     for name, value in given.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, value.replace(folder, str(tmp_path)))
     read = Settings()
-    assert (read.port, read.embedding_dims, read.elasticsearch_username) == (8080, 384, "halflife")
+    assert (read.port, read.embedding_dims) == (8080, 384)
+    assert read.elasticsearch_api_key is not None
+    assert read.elasticsearch_api_key.get_secret_value() == "a2V5"
+    assert read.elasticsearch_ca == str(tmp_path / "ca.crt")
+    assert read.search_log_rate == 0
     assert read.embedding_query_prefix == "query: "
 
 
@@ -198,19 +265,27 @@ class Cluster:
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, str, Any]] = []
         self.status = 200
+        self.good_keys: set[str] = set()
         cluster = self
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                login = base64.b64decode(self.headers["Authorization"].removeprefix("Basic ")).decode()
-                cluster.requests.append((self.command, self.path, login, json.loads(body)))
-                self.send_response(cluster.status)
-                self.send_header("Content-Length", "2")
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                login = self.headers["Authorization"]
+                if login.startswith("Basic "):
+                    login = base64.b64decode(login.removeprefix("Basic ")).decode()
+                cluster.requests.append((self.command, self.path, login, json.loads(body) if body else None))
+                key = {"id": "x", "name": "halflife-api", "api_key": "y", "encoded": "bmV3LWtleQ=="}
+                told = json.dumps(
+                    key if (self.command, self.path) == ("POST", "/_security/api_key") else {}
+                ).encode()
+                good = login in cluster.good_keys or not login.startswith("ApiKey ")
+                self.send_response(cluster.status if good else 401)
+                self.send_header("Content-Length", str(len(told)))
                 self.end_headers()
-                self.wfile.write(b"{}")
+                self.wfile.write(told)
 
-            do_PUT = do_POST = answer  # noqa: N815 - the base class's names
+            do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815 - the base class's names
 
             def log_message(self, *_: object) -> None:
                 return
@@ -230,15 +305,48 @@ def cluster() -> Iterator[Cluster]:
     made.server.server_close()
 
 
-def run_setup(cluster: Cluster, **changed: str) -> subprocess.CompletedProcess[str]:
-    """Run the setup service's script as its container would."""
-    if not (shutil.which("bash") and shutil.which("curl")):
-        pytest.skip("needs bash and curl, which the Elasticsearch image has and this machine has not")
-    service = SERVICES["setup"]
-    environment = environment_of("setup", {**example_environment(), **changed})
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """The volumes of the jobs that run once, and programs that stand in for what only their image or root has."""
+    for name in ("ca", "certificates", "secrets", "snapshots", "bin"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "certificates" / "ca.crt").write_text("the CA")
+    chown = tmp_path / "bin" / "chown"
+    chown.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/chown.log\n')
+    certutil = tmp_path / "bin" / "certutil"
+    certutil.write_text(CERTUTIL.format(python=sys.executable, log=tmp_path / "certutil.log"))
+    for program in (chown, certutil):
+        program.chmod(0o755)
+    return tmp_path
+
+
+# Answers as elasticsearch-certutil does: a ZIP archive with a folder in it.
+CERTUTIL = """#!{python}
+import sys, zipfile
+arguments = sys.argv[1:]
+open("{log}", "a").write(" ".join(arguments) + chr(10))
+name = "ca" if arguments[0] == "ca" else "elasticsearch"
+with zipfile.ZipFile(arguments[arguments.index("--out") + 1], "w") as archive:
+    archive.writestr(name + "/" + name + ".crt", "certificate of " + name)
+    archive.writestr(name + "/" + name + ".key", "key of " + name)
+"""
+
+
+def run_job(name: str, folders: Path, **changed: str) -> subprocess.CompletedProcess[str]:
+    """Run the script of a job as its container would, its volumes and root's programs replaced."""
+    if not all(map(shutil.which, ("bash", "curl", "unzip"))):
+        pytest.skip("needs bash, curl and unzip, which the Elasticsearch image has and this machine has not")
+    service = SERVICES[name]
+    places = {
+        "CA": "ca", "CERTIFICATES": "certificates", "SECRETS": "secrets", "SNAPSHOTS": "snapshots",
+        "CERTUTIL": "bin/certutil",
+    }  # fmt: skip
+    environment = environment_of(name, {**example_environment(), **changed})
+    environment |= {key: str(folders / place) for key, place in places.items() if key in environment}
+    environment |= {key: value for key, value in changed.items() if key == "ELASTICSEARCH_URL"}
     return subprocess.run(
         ["bash", *service["entrypoint"][1:], *(part.replace("$$", "$") for part in service["command"])],
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", **environment, "ELASTICSEARCH_URL": cluster.url},
+        env={"PATH": f"{folders / 'bin'}:/usr/local/bin:/usr/bin:/bin", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -246,39 +354,195 @@ def run_setup(cluster: Cluster, **changed: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_setup_makes_the_users(cluster: Cluster) -> None:
-    ended = run_setup(cluster, ELASTIC_PASSWORD="secret-1", HALFLIFE_ELASTICSEARCH_PASSWORD="secret-2")
+def run_setup(cluster: Cluster, folders: Path, **changed: str) -> subprocess.CompletedProcess[str]:
+    """Run the setup service's script as its container would."""
+    return run_job("setup", folders, ELASTICSEARCH_URL=cluster.url, **changed)
+
+
+API_KEY = {
+    "name": "halflife-api",
+    "role_descriptors": {
+        "halflife-api": {
+            "cluster": ["monitor", "manage_index_templates"],
+            "indices": [{"names": ["halflife-*", "halflife_*"], "privileges": ["read", "write", "manage"]}],
+        }
+    },
+    "metadata": {"service": "halflife"},
+}
+
+
+def test_setup_gives_kibana_its_password_and_makes_the_key(cluster: Cluster, folders: Path) -> None:
+    ended = run_setup(cluster, folders, ELASTIC_PASSWORD="secret-1")
     assert ended.returncode == 0, ended.stderr
     login = "elastic:secret-1"
     assert cluster.requests == [
         ("POST", "/_security/user/kibana_system/_password", login, {"password": "change-me-kibana"}),
-        (
-            "PUT",
-            "/_security/role/halflife",
-            login,
-            {
-                "cluster": ["monitor", "manage_index_templates"],
-                "indices": [{"names": ["halflife-*", "halflife_*"], "privileges": ["all"]}],
-            },
-        ),
-        ("PUT", "/_security/user/halflife", login, {"password": "secret-2", "roles": ["halflife"]}),
+        ("DELETE", "/_security/api_key", login, {"name": "halflife-api"}),
+        ("POST", "/_security/api_key", login, API_KEY),
     ]
+    secrets = folders / "secrets"
+    assert (secrets / "halflife_elasticsearch_api_key").read_text() == "bmV3LWtleQ=="
+    assert (secrets / "ca.crt").read_text() == "the CA"
+    assert (secrets / "halflife_elasticsearch_api_key").stat().st_mode & 0o777 == 0o400
+    assert "-R 10001:10001" in (folders / "chown.log").read_text()
+    assert "bmV3LWtleQ==" not in ended.stdout + ended.stderr
+
+
+def test_setup_keeps_a_key_that_is_good(cluster: Cluster, folders: Path) -> None:
+    (folders / "secrets" / "halflife_elasticsearch_api_key").write_text("b2xkLWtleQ==")
+    cluster.good_keys = {"ApiKey b2xkLWtleQ=="}
+    assert run_setup(cluster, folders).returncode == 0
+    assert cluster.requests[1:] == [("GET", "/_security/_authenticate", "ApiKey b2xkLWtleQ==", None)]
+    assert (folders / "secrets" / "halflife_elasticsearch_api_key").read_text() == "b2xkLWtleQ=="
+
+
+def test_setup_replaces_a_key_that_is_not(cluster: Cluster, folders: Path) -> None:
+    (folders / "secrets" / "halflife_elasticsearch_api_key").write_text("b2xkLWtleQ==")
+    assert run_setup(cluster, folders).returncode == 0
+    assert [(method, path) for method, path, *_ in cluster.requests[1:]] == [
+        ("GET", "/_security/_authenticate"),
+        ("DELETE", "/_security/api_key"),
+        ("POST", "/_security/api_key"),
+    ]
+    assert (folders / "secrets" / "halflife_elasticsearch_api_key").read_text() == "bmV3LWtleQ=="
+
+
+def test_certificates_are_made_once(folders: Path) -> None:
+    (folders / "certificates" / "ca.crt").unlink()
+    ended = run_job("certificates", folders)
+    assert ended.returncode == 0, ended.stderr
+    made = {path.name: path.read_text() for path in (folders / "certificates").iterdir()}
+    assert made == {
+        "ca.crt": "certificate of ca", "elasticsearch.crt": "certificate of elasticsearch",
+        "elasticsearch.key": "key of elasticsearch",
+    }  # fmt: skip
+    assert {path.name for path in (folders / "ca").iterdir()} == {"ca.crt", "ca.key"}
+    calls = (folders / "certutil.log").read_text().splitlines()
+    assert [call.split()[0] for call in calls] == ["ca", "cert"]
+    assert run_job("certificates", folders).returncode == 0
+    assert (folders / "certutil.log").read_text().splitlines() == calls
+
+
+def test_a_new_ca_makes_a_new_certificate(folders: Path) -> None:
+    assert run_job("certificates", folders).returncode == 0
+    for path in (folders / "ca").iterdir():
+        path.unlink()
+    assert run_job("certificates", folders).returncode == 0
+    calls = [line.split()[0] for line in (folders / "certutil.log").read_text().splitlines()]
+    assert calls == ["ca", "cert", "ca", "cert"]
+
+
+# What the API's key may do
+
+
+ACTIONS = {
+    "/": ["cluster:monitor/main"],
+    "_cluster": ["cluster:monitor/health"],
+    "_nodes": ["cluster:monitor/nodes/stats"],
+    "/_msearch": ["indices:data/read/msearch", "indices:data/read/search"],
+    "_search": ["indices:data/read/search"],
+    "_count": ["indices:data/read/search"],
+    "_pit": ["indices:data/read/open_point_in_time"],
+    "/_pit": ["indices:data/read/close_point_in_time"],
+    "_mget": ["indices:data/read/mget", "indices:data/read/get"],
+    "_analyze": ["indices:admin/analyze"],
+    "/_bulk": [
+        "indices:data/write/bulk", "indices:data/write/index", "indices:data/write/delete",
+        "indices:admin/auto_create",
+    ],
+    "_alias": ["indices:admin/aliases/get"],
+    "/_aliases": ["indices:admin/aliases"],
+    "_mapping": ["indices:admin/mappings/get", "indices:admin/mapping/put"],
+    "_settings": ["indices:monitor/settings/get", "indices:admin/settings/update"],
+    "_block": ["indices:admin/block/add"],
+    "_refresh": ["indices:admin/refresh"],
+    "_stats": ["indices:monitor/stats"],
+    "_component_template": [
+        "cluster:admin/component_template/get", "cluster:admin/component_template/put",
+        "cluster:admin/component_template/delete",
+    ],
+    "_index_template": [
+        "indices:admin/index_template/get", "indices:admin/index_template/put",
+        "indices:admin/index_template/delete",
+    ],
+    "_simulate_index": ["indices:admin/index_template/simulate_index"],
+}  # fmt: skip
+"""Each API that app/elastic.py calls -> the actions behind it, as Elasticsearch names them in its audit log."""
+INDICES = ["indices:admin/create", "indices:admin/delete", "indices:admin/get"]
+"""Behind the calls whose path is an index alone."""
+
+GRANTS = {
+    "monitor": ["cluster:monitor/*"],
+    "manage_index_templates": [
+        "indices:admin/template/*", "indices:admin/index_template/*", "cluster:admin/component_template/*",
+    ],
+    "read": ["indices:data/read/*"],
+    "write": ["indices:data/write/*"],
+    "manage": ["indices:admin/*", "indices:monitor/*"],
+}  # fmt: skip
+"""What the named privileges allow, of what concerns us."""
+
+
+def called_apis() -> set[str]:
+    """Return the APIs that the one door to Elasticsearch calls, read from its source."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((ROOT / "app" / "elastic.py").read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        texts = [
+            each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        ]
+        if name == "_path":
+            found |= {text for text in texts if text.startswith("_")}
+        elif name in ("_call", "_read", "_acknowledged"):
+            found |= {text for text in texts if text.startswith("/")}
+    return found
+
+
+def test_the_key_may_do_what_the_service_does_and_no_kind_of_thing_more() -> None:
+    assert called_apis() == set(ACTIONS), "a call is new or gone: say which actions are behind it"
+    role = API_KEY["role_descriptors"]["halflife-api"]  # type: ignore[index]
+    granted = [*role["cluster"], *role["indices"][0]["privileges"]]
+    wanted = [action for actions in ACTIONS.values() for action in actions] + INDICES
+    for action in wanted:
+        assert any(fnmatch(action, pattern) for name in granted for pattern in GRANTS[name]), action
+    for name in granted:
+        assert any(fnmatch(action, pattern) for action in wanted for pattern in GRANTS[name]), (
+            f"{name} is not needed"
+        )
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        names.index_name("handbook", datetime(2026, 1, 31, tzinfo=UTC)), names.read_alias("handbook"),
+        names.write_alias("handbook", 1), names.own_index("state"), names.own_index("searches"),
+        names.own_dated_index("searches", datetime(2026, 1, 31, tzinfo=UTC)),
+    ],
+)  # fmt: skip
+def test_the_key_reaches_every_name_that_is_ours(index: str) -> None:
+    patterns = API_KEY["role_descriptors"]["halflife-api"]["indices"][0]["names"]  # type: ignore[index]
+    assert any(fnmatch(index, pattern) for pattern in patterns)
+    assert not any(fnmatch(index.removeprefix("halflife"), pattern) for pattern in patterns)
 
 
 @pytest.mark.parametrize(
     "password, told",
     [("short", "fewer than 6"), ('quo"te-inside', "letters, digits"), ("dollar$sign", "letters, digits")],
 )
-def test_setup_refuses_a_password_that_would_break(cluster: Cluster, password: str, told: str) -> None:
-    ended = run_setup(cluster, KIBANA_PASSWORD=password)
+def test_setup_refuses_a_password_that_would_break(
+    cluster: Cluster, folders: Path, password: str, told: str
+) -> None:
+    ended = run_setup(cluster, folders, KIBANA_PASSWORD=password)
     assert ended.returncode == 1
     assert told in ended.stderr
     assert cluster.requests == []
 
 
-def test_setup_fails_when_the_cluster_refuses(cluster: Cluster) -> None:
+def test_setup_fails_when_the_cluster_refuses(cluster: Cluster, folders: Path) -> None:
     cluster.status = 401
-    ended = run_setup(cluster)
+    ended = run_setup(cluster, folders)
     assert ended.returncode != 0
     assert len(cluster.requests) == 1
 
