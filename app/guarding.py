@@ -109,7 +109,12 @@ class Guard:
             self._leave()
 
     async def turn_to_retry(self, *, until: float) -> bool:
-        """Wait until a retry may go, at most until that time of the event loop's clock; return whether it may."""
+        """Wait until a retry may go, at most until that time of the event loop's clock; return whether it may.
+
+        As many may wait as there are places; for more of them there would be no end to the queue.
+        """
+        if self._wanting >= self.places:
+            return False
         loop = asyncio.get_running_loop()
         self._wanting += 1
         try:

@@ -23,10 +23,10 @@ def clock() -> Clock:
     return Clock()
 
 
-def guard_of(clock: Clock, **options) -> Guard:
+def guard_of(clock: Clock, *, places: int = 2, **options) -> Guard:
     return Guard(
         "test",
-        places=2,
+        places=places,
         error=lambda what, wait: ClusterUnavailable(what, retry_after_s=wait),
         clock=clock,
         **options,
@@ -103,28 +103,29 @@ async def test_a_caller_that_left_after_a_long_wait_tells_of_a_hang(clock):
 async def test_turns_come_from_the_budget_and_repeated_calls_earn_none(clock):
     guard = guard_of(clock)
     soon = asyncio.get_running_loop().time()
-    turns = [await guard.turn_to_retry(until=soon) for _ in range(11)]
-    assert turns == [True] * 10 + [False]
+    turns = [await guard.turn_to_retry(until=soon) for _ in range(9)]
+    assert turns == [True] * 8 + [False]
     for _ in range(9):
         with repeating():
             async with guard.call(wait_s=1) as call:
                 call.outcome = "ok"
     assert not await guard.turn_to_retry(until=soon)
-    for _ in range(9):  # 9 × 0.12 > 1
+    for _ in range(11):  # 11 × 0.1 > 1
         async with guard.call(wait_s=1) as call:
             call.outcome = "ok"
     assert await guard.turn_to_retry(until=soon)
 
 
-async def test_all_who_waited_for_a_recovery_go_then(clock):
-    guard = guard_of(clock)
+async def test_all_who_waited_for_a_recovery_go_then_and_no_more_wait_than_there_are_places(clock):
+    guard = guard_of(clock, places=30)
     until = asyncio.get_running_loop().time() + 20
-    assert [await guard.turn_to_retry(until=0) for _ in range(10)] == [True] * 10
+    assert [await guard.turn_to_retry(until=0) for _ in range(8)] == [True] * 8
     for _ in range(5):
         async with guard.call(wait_s=1) as call:
             call.outcome = "failed"
     waiting = [asyncio.create_task(guard.turn_to_retry(until=until)) for _ in range(30)]
     await asyncio.sleep(0)
+    assert not await guard.turn_to_retry(until=until)
     clock.now += 1.0
     async with guard.call(wait_s=1) as call:
         call.outcome = "ok"
