@@ -41,6 +41,8 @@ OLDEST_VERSION = (9, 0)
 _PACKED_DOCUMENTS = (9, 3)
 _PACKED_QUERIES = (9, 4)
 """From which versions on vectors may be base64, which is a fifth of the JSON and much faster to parse."""
+_GIVES_PACKED = (9, 5)
+"""From which version on doc values of vectors are known to come as base64, which takes a tenth of the time of numbers."""
 _EXCLUDES_VECTORS = (9, 2)
 _OLDEST = ".".join(map(str, OLDEST_VERSION))
 
@@ -253,6 +255,11 @@ class Cluster:
     def query_vector(self, vector: np.ndarray) -> str | list[float]:
         """Return a vector as kNN queries of this cluster take it, base64 if `check_version` saw that it can."""
         return pack_vector(vector) if self.release and self.release >= _PACKED_QUERIES else _floats(vector)
+
+    @property
+    def gives_packed_vectors(self) -> bool:
+        """Whether stored vectors can be had in base64, as `unpack_vector` reads them."""
+        return self.release is not None and self.release >= _GIVES_PACKED
 
     async def health(
         self, index: str | None = None, *, wait_for_status: str | None = None, timeout_s: float | None = None

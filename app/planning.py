@@ -480,6 +480,31 @@ def fetch_body(
     return body
 
 
+def pool_body(
+    plan: Plan, vector: queries.Vector | None, *, ids: Sequence[str], packed: bool
+) -> dict[str, Any]:
+    """Return the body that brings what the stages compare, and no more: each document's best chunk, its vector.
+
+    `packed`: the cluster gives vectors in base64, out of their doc values; else they come with the source, as numbers.
+    Texts come where reranking or equal texts need them, titles for the reranker.
+    """
+    search = plan.search
+    body = fetch_body(plan, vector, ids=ids, with_embedding=False)
+    [group] = body["query"]["bool"]["should"]
+    inner = group["nested"]["inner_hits"]
+    shown = [fields.CHUNK_TEXT] if search.rerank is not None or search.dedup is not None else []
+    titles = [fields.TITLE] if search.rerank is not None else []
+    body.pop("highlight", None)
+    if packed:
+        inner["_source"] = {"includes": shown} if shown else False
+        inner["docvalue_fields"] = [{"field": fields.EMBEDDING, "format": "binary"}]
+        body["_source"] = {"includes": titles} if titles else False
+    else:
+        inner["_source"] = {"includes": [*shown, fields.EMBEDDING]}
+        body["_source"] = {"includes": titles or [fields.DOCUMENT_ID], "exclude_vectors": False}
+    return body
+
+
 def _chunk_source(with_embedding: bool) -> list[str]:
     shown = [fields.CHUNK_TEXT, fields.CHUNK_START, fields.CHUNK_END]
     return [*shown, fields.EMBEDDING] if with_embedding else shown

@@ -4,12 +4,14 @@ Ranking within a route, decay included, is Elasticsearch's; here lists are fused
 Never reads settings or the clock: both come in.
 """
 
+import base64
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from app import cursor as cursors
@@ -25,6 +27,7 @@ from app.planning import (
     fetch_body,
     make_plan,
     measure_body,
+    pool_body,
     read_route,
     route_body,
     shown,
@@ -32,7 +35,17 @@ from app.planning import (
 from app.ratings import Ratings
 from app.recall import PIT_KEEP_ALIVE_S, Run, fatal, in_background, located, longest, recall
 from app.reranking import Reranker
-from app.stages import Placed, after_fusion, fuse, needed, needs_embeddings, passage_of, rated
+from app.stages import (
+    Placed,
+    after_fusion,
+    fuse,
+    has_pool,
+    needed,
+    needs_embeddings,
+    only_vectors,
+    passage_of,
+    rated,
+)
 from app.times import format_instant, from_ms, parse_instant, to_ms
 
 DEFAULT_TIMEOUT_S = 10.0
@@ -156,7 +169,7 @@ async def next_page(
         text, secrets=doors.cursor_secrets, now_ms=now_ms, kind="search", caller=caller.tag
     )
     try:
-        request = Search.model_validate(payload.request)
+        request = Search.model_validate(_unpacked(payload.request))
     except ValidationError as cause:
         raise CursorInvalid(
             "this cursor is of another release of this service", field="cursor", remedy="search again"
@@ -275,6 +288,7 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
             continue
         page = order[run.offset : run.offset + run.plan.search.top_k]
         outcomes[id(run)] = _Outcome(order=order, page=page, documents=found)
+    await _fetch_pages(outcomes, [run for run, _ in going if has_pool(run.plan)], doors=doors, caller=caller)
     told = [
         (run, out)
         for run in live
@@ -300,6 +314,19 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
                 retry_after_s=1 if cause is None or cause.retry_after_s is None else cause.retry_after_s,
             )
     return outcomes
+
+
+async def _fetch_pages(
+    outcomes: dict[int, _Outcome | HalflifeError], runs: Sequence[Run], *, doors: Doors, caller: Caller
+) -> None:
+    """Bring the pages' documents of runs whose stages worked on a pool of which only the vectors came."""
+    pages = [(run, out.page) for run in runs if isinstance(out := outcomes[id(run)], _Outcome)]
+    for key, found in (await fetch(pages, doors=doors, caller=caller, whole=True)).items():
+        outcome = outcomes[key]
+        if isinstance(found, HalflifeError):
+            outcomes[key] = found
+        elif isinstance(outcome, _Outcome):
+            outcome.documents = found
 
 
 @observing.staged("measure")
@@ -371,9 +398,12 @@ Found = dict[str, dict[str, Any]]
 
 @observing.staged("fetch")
 async def fetch(
-    wanted: Sequence[tuple[Run, list[Placed]]], *, doors: Doors, caller: Caller
+    wanted: Sequence[tuple[Run, list[Placed]]], *, doors: Doors, caller: Caller, whole: bool = False
 ) -> dict[int, Found | HalflifeError]:
-    """Return each run's documents by key, all in one request; a document gone meanwhile is left out."""
+    """Return each run's documents by key, all in one request; a document gone meanwhile is left out.
+
+    `whole`: all that their hits show, after stages that needed less of more documents.
+    """
     results: dict[int, Found | HalflifeError] = {id(run): {} for run, _ in wanted}
     asked = [
         (run, placed, _passage_vector(run), part)
@@ -381,7 +411,7 @@ async def fetch(
         for part in _portions(item.id for item in placed)
     ]
     answers = await _documents(
-        [(run, vector, part) for run, _, vector, part in asked], doors=doors, caller=caller
+        [(run, vector, part) for run, _, vector, part in asked], doors=doors, caller=caller, whole=whole
     )
     bare: list[tuple[Run, list[Placed], list[str]]] = []
     for (run, placed, vector, part), answer in zip(asked, answers, strict=True):
@@ -391,7 +421,7 @@ async def fetch(
             continue
         by_id = {hit["_id"]: hit for hit in answer["hits"]["hits"]}
         found.update((item.key, by_id[item.id]) for item in placed if item.id in by_id)
-        if vector is not None and run.plan.search.collapse:
+        if vector is not None and run.plan.search.collapse and (whole or not only_vectors(run.plan)):
             vectorless = [id_ for id_, hit in by_id.items() if not _passages(hit)]
             if vectorless:
                 bare.append((run, placed, vectorless))
@@ -402,7 +432,9 @@ async def fetch(
             else:
                 run.warnings.append("some hits were changed while this search ran and are left out")
     # Documents without a vector are few: they alone are asked for once more, for the chunk that the words fit best.
-    answers = await _documents([(run, None, ids) for run, _, ids in bare], doors=doors, caller=caller)
+    answers = await _documents(
+        [(run, None, ids) for run, _, ids in bare], doors=doors, caller=caller, whole=whole
+    )
     for (run, placed, _), answer in zip(bare, answers, strict=True):
         found = results[id(run)]
         if isinstance(answer, HalflifeError) or isinstance(found, HalflifeError):
@@ -414,26 +446,24 @@ async def fetch(
 
 
 async def _documents(
-    asked: Sequence[tuple[Run, queries.Vector | None, list[str]]], *, doors: Doors, caller: Caller
+    asked: Sequence[tuple[Run, queries.Vector | None, list[str]]],
+    *,
+    doors: Doors,
+    caller: Caller,
+    whole: bool,
 ) -> Sequence[dict[str, Any] | HalflifeError]:
     """Return the cluster's answers about the documents of these ids, with the chunk that fits each best."""
-    return await _search_all(
-        [
-            (
-                run,
-                fetch_body(
-                    run.plan,
-                    vector,
-                    ids=ids,
-                    with_embedding=run.plan.search.include_embedding or needs_embeddings(run.plan),
-                    chunks=not run.plan.search.collapse,
-                ),
-            )
-            for run, vector, ids in asked
-        ],
-        doors=doors,
-        caller=caller,
-    )
+    searches = []
+    for run, vector, ids in asked:
+        plan = run.plan
+        if has_pool(plan) and not whole:
+            body = pool_body(plan, vector, ids=ids, packed=doors.cluster.gives_packed_vectors)
+        else:
+            chunks = not plan.search.collapse
+            vectors = plan.search.include_embedding or (chunks and needs_embeddings(plan))
+            body = fetch_body(plan, vector, ids=ids, with_embedding=vectors, chunks=chunks)
+        searches.append((run, body))
+    return await _search_all(searches, doors=doors, caller=caller)
 
 
 def _passages(hit: Mapping[str, Any]) -> bool:
@@ -653,6 +683,22 @@ def _with_neighbours(
     return source.get(fields.TEXT, "")[start:end], start, end
 
 
+def _packed(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the request with its vector's numbers, all of their bits, in base64: a cursor is made for each answer."""
+    vector = request.get("query_vector")
+    if vector is None:
+        return request
+    numbers = np.asarray(vector, dtype="<f8").tobytes()
+    return {**request, "query_vector": base64.b64encode(numbers).decode("ascii")}
+
+
+def _unpacked(request: Mapping[str, Any]) -> dict[str, Any]:
+    vector = request.get("query_vector")
+    if not isinstance(vector, str):
+        return dict(request)
+    return {**request, "query_vector": np.frombuffer(base64.b64decode(vector), dtype="<f8").tolist()}
+
+
 def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, now_ms: int) -> str | None:
     """Return the cursor of the next page; None where there is nothing more.
 
@@ -672,7 +718,7 @@ def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, n
                 "`fusion.window` to page further"
             )
         return None
-    request = run.plan.resolved_request()
+    request = _packed(run.plan.resolved_request())
     payload = cursors.CursorPayload(
         kind="search",
         origin_ms=run.plan.origin_ms,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from app import decay, diversity, fields, fusion, observing, queries
+from app.elastic import unpack_vector
 from app.errors import RerankerFailed
 from app.models import Fusion, HitFeedback, RouteHit
 from app.planning import Candidate, Plan, RouteAnswer
@@ -192,6 +193,9 @@ def needed(plan: Plan, order: Sequence[Placed], *, offset: int) -> list[Placed]:
         pool = max(pool, _dedup_pool(plan))
     if pool == 0:
         return list(order[offset : offset + search.top_k])
+    if only_vectors(plan):
+        # MMR only changes the order within its pool.
+        return list(order[:pool])
     # Duplicates and reordering move hits onto the page from below it.
     return list(order[: max(2 * pool, offset + search.top_k + pool)])
 
@@ -215,6 +219,19 @@ def needs_embeddings(plan: Plan) -> bool:
     return plan.search.dedup is not None or plan.search.mmr is not None
 
 
+def has_pool(plan: Plan) -> bool:
+    """Tell whether the stages compare vectors of many documents, of which only a page will be shown.
+
+    Where hits are chunks their texts and vectors come with the documents in any case.
+    """
+    return needs_embeddings(plan) and plan.search.collapse
+
+
+def only_vectors(plan: Plan) -> bool:
+    """Tell whether the stages read nothing of a document but its vector, so that one without a vector has no part."""
+    return has_pool(plan) and plan.search.rerank is None and plan.search.dedup is None
+
+
 def passage_of(item: Placed, hit: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """Return the hit's chunk: number, text, start, end, relevance, embedding; the nearest or best worded one."""
     inner = hit.get("inner_hits", {})
@@ -234,13 +251,18 @@ def passage_of(item: Placed, hit: Mapping[str, Any], plan: Plan) -> dict[str, An
                 "text": held.get("text"),
                 "start": held.get("start"),
                 "end": held.get("end"),
-                "embedding": held.get("embedding"),
+                "embedding": _vector_of(chunk, held),
                 "relevance": relevance,
             }
     chunks = hit.get("_source", {}).get(fields.CHUNKS, [])
     held = chunks[item.chunk] if item.chunk is not None and item.chunk < len(chunks) else {}
     told = {name: held.get(name) for name in ("text", "start", "end", "embedding")}
     return {"number": item.chunk, **told, "relevance": None}
+
+
+def _vector_of(chunk: Mapping[str, Any], held: Mapping[str, Any]) -> Any:
+    packed = chunk.get("fields", {}).get(fields.EMBEDDING)
+    return unpack_vector(packed[0]) if packed else held.get("embedding")
 
 
 @observing.staged("after fusion")
@@ -328,7 +350,7 @@ def _diversified(plan: Plan, order: list[Placed], documents: Mapping[str, Mappin
     return [*(pool[position] for position in chosen), *rest]
 
 
-def to_array(vector: Sequence[float] | None) -> np.ndarray | None:
+def to_array(vector: Sequence[float] | np.ndarray | None) -> np.ndarray | None:
     return None if vector is None else np.asarray(vector, dtype=np.float32)
 
 

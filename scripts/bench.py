@@ -5,16 +5,25 @@ count. Nothing asserts on what it prints.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 
+from app.elastic import pack_vector
+from app.models import Collection, Search
+from app.planning import fetch_body, make_plan
 from scripts import stack
 
 QUERIES = (
@@ -42,6 +51,12 @@ def main(argv: list[str] | None = None) -> int:
     rounds = min(options.rounds, 2000)
     with httpx2.Client(base_url=state.api, timeout=60) as api, httpx2.Client(timeout=60) as raw:
         figures = measure(api, raw, state.elasticsearch, state.embedder, options.collection, rounds)
+    with (
+        a_reranker() as reranker,
+        a_service(state.elasticsearch, state.embedder, reranker) as url,
+        httpx2.Client(base_url=url, timeout=60) as api,
+    ):
+        figures |= measure_rerank(api, options.collection, max(10, rounds // 3))
     if options.json:
         print(json.dumps(figures, indent=2))
     else:
@@ -75,10 +90,21 @@ def measure(
         bodies.append("\n".join(json.dumps(line) for line in lines) + "\n")
     path = f"{elasticsearch}/_msearch?include_named_queries_score=true"
     kind = {"Content-Type": "application/x-ndjson"}
+    pages = _page_bodies(api, collection, requests)
     first = _ok(api.post("/v1/search", json={**requests[0], "top_k": 5}))
 
     def bare(at: int) -> None:
         _ok(raw.post(path, content=bodies[at], headers=kind))
+
+    def bare_page(at: int) -> None:
+        bare(at)
+        _ok(raw.post(path, content=pages[at], headers=kind))
+
+    def bare_pinned(at: int) -> None:
+        index = json.loads(bodies[at].split("\n", 1)[0])["index"]
+        pit = _ok(raw.post(f"{elasticsearch}/{index}/_pit?keep_alive=10s"))["id"]
+        bare_page(at)
+        _ok(raw.request("DELETE", f"{elasticsearch}/_pit", json={"id": pit}))
 
     def plain(at: int) -> None:
         _ok(api.post("/v1/search", json=requests[at]))
@@ -93,6 +119,9 @@ def measure(
 
     def explained(at: int) -> None:
         _ok(api.post("/v1/search", json={**requests[at], "explain": True}))
+
+    def highlighted(at: int) -> None:
+        _ok(api.post("/v1/search", json={**requests[at], "highlight": True}))
 
     def deduplicated(at: int) -> None:
         _ok(api.post("/v1/search", json={**requests[at], "dedup": {}}))
@@ -121,12 +150,101 @@ def measure(
     _compare(figures, rounds, ("two bodies raw in one _msearch", bare), [
         ("/v1/search, vector given", plain), ("/v1/search, vector given, paging false", unpaged),
         ("/v1/search, query embedded", embedding),
+        ("those two, then the page's documents, raw", bare_page),
+        ("the same, a point in time opened and closed, raw", bare_pinned),
     ])  # fmt: skip
     _compare(figures, max(10, rounds // 3), ("/v1/search, again", plain), [
-        ("next page", page), ("explain", explained), ("dedup", deduplicated), ("mmr", diverse), ("/v1/why", asked_why),
+        ("next page", page), ("explain", explained), ("highlights", highlighted), ("dedup", deduplicated), ("mmr", diverse), ("/v1/why", asked_why),
     ])  # fmt: skip
     _compare(figures, max(5, rounds // 10), ("16 single searches", one_by_one), [("a batch of 16", sixteen)])
     return figures
+
+
+def measure_rerank(api: httpx2.Client, collection: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Return name -> figures of a search and the same reranked, at a service whose reranker answers at once."""
+
+    def plain(at: int) -> None:
+        _ok(api.post("/v1/search", json={"collection": collection, "query": QUERIES[at]}))
+
+    def reranked(at: int) -> None:
+        _ok(api.post("/v1/search", json={"collection": collection, "query": QUERIES[at], "rerank": {}}))
+
+    figures: dict[str, dict[str, float]] = {}
+    _compare(figures, rounds, ("/v1/search beside a reranker", plain), [("rerank, 50 candidates", reranked)])
+    return figures
+
+
+def _page_bodies(api: httpx2.Client, collection: str, requests: list[dict[str, Any]]) -> list[str]:
+    """Return for each request the lines of `_msearch` that bring its page's documents, as the service asks for them."""
+    known = Collection.model_validate(_ok(api.get(f"/v1/collections/{collection}")))
+    pages = []
+    for request in requests:
+        ids = [hit["id"] for hit in _ok(api.post("/v1/search", json=request))["hits"]]
+        plan = make_plan(Search.model_validate(request), collection=known, now_ms=time.time_ns() // 1_000_000)
+        vector = pack_vector(np.asarray(request["query_vector"]))
+        body = fetch_body(plan, vector, ids=ids, with_embedding=False)
+        pages.append(
+            "\n".join(json.dumps(line) for line in ({"index": f"halflife-{collection}"}, body)) + "\n"
+        )
+    return pages
+
+
+class _Scores(BaseHTTPRequestHandler):
+    """Answers as a reranker does: the share of the query's words that stand in each text."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        words = set(asked["query"].lower().split())
+        results = [
+            {"index": at, "relevance_score": len(words & set(text.lower().split())) / len(words)}
+            for at, text in enumerate(asked["documents"])
+        ]
+        body = json.dumps({"results": results}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing: the figures are the output."""
+
+
+@contextlib.contextmanager
+def a_reranker() -> Iterator[str]:
+    """Serve `_Scores` on a free port of loopback; yield its address."""
+    _Scores.wbufsize = -1  # head and body in one packet
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Scores) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/rerank"
+        server.shutdown()
+
+
+@contextlib.contextmanager
+def a_service(elasticsearch: str, embedder: str, reranker: str) -> Iterator[str]:
+    """Serve the API in a process of its own beside the running stack, with this reranker; yield its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Scores) as held:
+        port = held.server_port
+    environment = {
+        **os.environ,
+        "HALFLIFE_ELASTICSEARCH_URL": elasticsearch,
+        "HALFLIFE_EMBEDDING_BASE_URL": f"{embedder}/v1",
+        "HALFLIFE_RERANK_URL": reranker,
+    }
+    command = [sys.executable, "-m", "scripts.serving", "--host", "127.0.0.1", "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            for _ in range(300):
+                with contextlib.suppress(httpx2.TransportError):
+                    if httpx2.get(f"{url}/readyz").status_code == 200:
+                        break
+                time.sleep(0.2)
+            yield url
+        finally:
+            process.terminate()
 
 
 def _compare(

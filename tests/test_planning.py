@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app import decay, planning, queries
-from app.elastic import Cluster
+from app.elastic import Cluster, unpack_vector
 from app.errors import InvalidRequest
 from app.models import Collection, Decay, Fusion, Profile, Route, Search, Total
 from app.planning import fetch_body, make_plan, measure_body, read_route, route_body
@@ -634,6 +634,37 @@ def test_fetch_body_of_chunks() -> None:
     assert unseen["query"] == {"bool": {"filter": [only, *STANDING]}}
 
 
+@pytest.mark.parametrize(
+    "stages, chunk, document",
+    [
+        ({"mmr": {}}, False, False),
+        ({"dedup": {}, "mmr": {}}, {"includes": ["chunks.text"]}, False),
+        ({"dedup": {}, "rerank": {}, "highlight": True}, {"includes": ["chunks.text"]}, {"includes": ["title"]}),
+    ],
+    ids=["mmr", "dedup", "rerank"],
+)  # fmt: skip
+def test_pool_body_brings_what_the_stages_read(stages: dict[str, Any], chunk: Any, document: Any) -> None:
+    only = {"ids": {"values": ["both", "near"]}}
+    vectors = {"docvalue_fields": [{"field": "chunks.embedding", "format": "binary"}]}
+    inner = {"_source": chunk, "size": 1, "name": "nearest", **vectors}
+    asked = planning.pool_body(plan_of(**stages), VECTORS["carry over"], ids=["both", "near"], packed=True)
+    assert asked == {
+        "size": 2,
+        "query": {
+            "bool": {"filter": [only, *STANDING], "should": [near([only], k=2, inner_hits=inner)]},
+        },
+        "_source": document,
+    }
+
+
+def test_pool_body_for_clusters_that_give_numbers_only() -> None:
+    asked = planning.pool_body(plan_of(mmr={}), None, ids=["both"], packed=False)
+    inner = asked["query"]["bool"]["should"][0]["nested"]["inner_hits"]
+    assert inner["_source"] == {"includes": ["chunks.embedding"]}
+    assert "docvalue_fields" not in inner
+    assert asked["_source"] == {"includes": ["document_id"], "exclude_vectors": False}
+
+
 def test_measure_body() -> None:
     only = {"ids": {"values": ["a", "b"]}}
     plan = plan_of(
@@ -662,11 +693,13 @@ async def test_node_fetch_and_measure(cluster: Cluster, corpus: Collection) -> N
         fetch_body(plan, VECTORS["carry over"], ids=names, with_embedding=True),
         fetch_body(plan, None, ids=names, with_embedding=False),
         measure_body(plan, VECTORS["carry over"], ids=names),
+        planning.pool_body(plan, VECTORS["carry over"], ids=names, packed=True),
+        planning.pool_body(plan, VECTORS["carry over"], ids=names, packed=False),
     ]
     answers = await cluster.msearch(
         [({"index": f"halflife-{corpus.name}"}, each) for each in sent], timeout_s=60
     )
-    fetched, worded, measured = (
+    fetched, worded, measured, packed, plain = (
         {hit["_id"]: hit for hit in answer["hits"]["hits"]} for answer in answers if isinstance(answer, dict)
     )
     assert set(fetched) == set(worded) == set(measured) == {"both", "near", "old"}, (
@@ -684,6 +717,10 @@ async def test_node_fetch_and_measure(cluster: Cluster, corpus: Collection) -> N
     [first] = worded["near"]["inner_hits"]["worded"]["hits"]["hits"]
     assert (first["_nested"]["offset"], first["sort"]) == (0, [0.0, 0]), "no word fits: the first chunk"
     assert "embedding" not in worded["both"]["inner_hits"]["worded"]["hits"]["hits"][0]["_source"]
+    [chunk] = packed["both"]["inner_hits"]["nearest"]["hits"]["hits"]
+    assert unpack_vector(chunk["fields"]["chunks.embedding"][0]).tolist() == [1.0, 0.0, 0.0]
+    [chunk] = plain["both"]["inner_hits"]["nearest"]["hits"]["hits"]
+    assert chunk["_source"] == {"embedding": [1.0, 0.0, 0.0]}
     told_ = {name: hit["matched_queries"] for name, hit in measured.items()}
     assert told_["both"]["relevance"] == pytest.approx(1.0)
     assert told_["both"]["factor"] == pytest.approx(0.5 ** (1 / 30), rel=1e-6)
