@@ -393,7 +393,7 @@ async def _batch(request: Request, batch: SearchBatch) -> Response:
         results = iter(await _search(request, searches, collection))
     elif isinstance(parsed[0], HalflifeError):
         # Nothing could be run: the fault lies in what they share, or in each of them.
-        parse(Search, {**shared, "query": "x"})
+        limits.check_search(parse(Search, {**shared, "query": "x"}))
     entries = []
     for entry in parsed:
         outcome: SearchResult | HalflifeError = entry if isinstance(entry, HalflifeError) else next(results)

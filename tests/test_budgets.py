@@ -1,0 +1,373 @@
+"""What one request may cost and take, on a real node behind a relay that counts, and that can hold requests back.
+
+Nothing here is timed: that a budget holds shows in which call was given up, and in what the answer says of it.
+"""
+
+import asyncio
+import json
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from app.settings import Settings
+from tests.fakes import EmbeddingServer, Reply, RerankServer
+from tests.service import Running, serving
+
+pytestmark = pytest.mark.node
+DIMS = 16
+_REQUEST = re.compile(rb"(GET|POST|PUT|DELETE|HEAD) (\S+) HTTP/1\.1\r\n")
+
+
+class Relay:
+    """Stands before the node on a port of its own; use as a context manager.
+
+    `paths` are those of the requests that came and were not closing something. A request whose path holds `hold` is not handed on: `held` counts
+    these, `left` those of them whose caller closed the connection.
+    """
+
+    def __init__(self, node_url: str) -> None:
+        parts = urlsplit(node_url)
+        self._host, self._node_port = parts.hostname or "", parts.port or 9200
+        self.paths: list[str] = []
+        self.hold = ""
+        self.held = self.left = 0
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _open(self) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        node_reader, node_writer = await asyncio.open_connection(self._host, self._node_port)
+        back = asyncio.ensure_future(self._pump_back(node_reader, writer))
+        try:
+            with suppress(ConnectionError, asyncio.CancelledError):
+                await self._pump(reader, node_writer)
+        finally:
+            back.cancel()
+            await asyncio.gather(back, return_exceptions=True)
+            node_writer.transport.abort()
+            writer.transport.abort()
+            self._tasks.discard(task)
+
+    async def _pump(self, reader: asyncio.StreamReader, node: asyncio.StreamWriter) -> None:
+        while part := await reader.read(65_536):
+            begun = _REQUEST.match(part)
+            if begun:
+                path = begun[2].decode()
+                # A point in time of a search before is closed behind its answer.
+                if (begun[1], path) != (b"DELETE", "/_pit"):
+                    self.paths.append(path)
+                if self.hold and self.hold in path:
+                    self.held += 1
+                    while await reader.read(65_536):
+                        pass
+                    self.left += 1
+                    return
+            node.write(part)
+            await node.drain()
+
+    async def _pump_back(self, node: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while part := await node.read(65_536):
+                writer.write(part)
+                await writer.drain()
+            writer.close()
+
+
+@pytest.fixture(scope="module")
+def relay(node_url: str) -> Iterator[Relay]:
+    with Relay(node_url) as relay:
+        yield relay
+
+
+@pytest.fixture(scope="module")
+def embedding() -> Iterator[EmbeddingServer]:
+    with EmbeddingServer(dims=DIMS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def reranking() -> Iterator[RerankServer]:
+    with RerankServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def service(relay: Relay, embedding: EmbeddingServer, reranking: RerankServer) -> Iterator[Running]:
+    settings = Settings(
+        elasticsearch_url=relay.url,
+        elasticsearch_timeout_s=60,
+        embedding_base_url=embedding.base_url,
+        embedding_model="far-end",
+        embedding_dims=DIMS,
+        embedding_query_prefix="",
+        embedding_document_prefix="",
+        embedding_query_timeout_s=30,
+        rerank_url=reranking.url,
+        rerank_timeout_s=30,
+        max_query_chars=200,
+        max_top_k=50,
+        max_window=200,
+        max_filter_depth=3,
+        max_filter_values=10,
+        max_queries=3,
+        max_documents=5,
+        max_body_bytes=20_000,
+    )
+    with serving(settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(service: Running) -> httpx2.Client:
+    return service.client
+
+
+@pytest.fixture(scope="module")
+def collection(client: httpx2.Client) -> Iterator[str]:
+    name = f"budget_{uuid.uuid4().hex[:8]}"
+    documents = [{"id": f"{at}", "text": f"slow words {at}", "lang": "en"} for at in range(5)]
+    stored = client.post(
+        f"/v1/collections/{name}/documents", json={"documents": documents, "refresh": "true"}
+    )
+    assert stored.status_code == 200, stored.text
+    yield name
+    client.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
+@pytest.fixture(autouse=True)
+def honest(relay: Relay, embedding: EmbeddingServer, reranking: RerankServer) -> Iterator[None]:
+    """Everything answers again after a test, and nothing that hung is waited for."""
+    yield
+    relay.hold = ""
+    embedding.poison.clear()
+    reranking.script.clear()
+
+
+def until(holds: Any) -> None:
+    """Wait for what must come true, or fail after a long time."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end, "this should have come true"
+        time.sleep(0.02)
+
+
+# --- a budget over its parts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["header", "field"])
+def test_an_embedder_that_hangs_leaves_time_for_the_words(client, collection, embedding, how):
+    query = f"slow words by {how}"
+    embedding.poison[query] = Reply(hang=True)
+    abandoned = embedding.abandoned
+    body: dict[str, Any] = {"collection": collection, "query": query}
+    headers = {}
+    if how == "header":
+        headers["X-Halflife-Timeout-Ms"] = "1500"
+    else:
+        body["timeout_ms"] = 1500
+    answer = client.post("/v1/search", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert told["degraded"]
+    assert [hit["id"] for hit in told["hits"]]
+    assert (told["routes"]["text"]["status"], told["routes"]["vector"]["status"]) == ("ok", "failed")
+    until(lambda: embedding.abandoned == abandoned + 1)
+
+
+def test_a_reranker_that_hangs_leaves_the_fused_order(client, collection, reranking):
+    plain = client.post("/v1/search", json={"collection": collection, "query": "slow words 3"}).json()
+    reranking.script.append(Reply(hang=True))
+    abandoned = reranking.abandoned
+    answer = client.post(
+        "/v1/search",
+        json={"collection": collection, "query": "slow words 3", "rerank": {}},
+        headers={"X-Halflife-Timeout-Ms": "1500"},
+    )
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert told["degraded"]
+    assert [hit["id"] for hit in told["hits"]] == [hit["id"] for hit in plain["hits"]]
+    until(lambda: reranking.abandoned == abandoned + 1)
+
+
+@pytest.mark.parametrize("path", ["/_msearch", "/_pit"])
+def test_a_cluster_that_hangs_is_given_up_within_the_budget(client, collection, relay, path):
+    relay.hold = path
+    left = relay.left
+    answer = client.post(
+        "/v1/search",
+        json={"collection": collection, "query": "slow words"},
+        headers={"X-Halflife-Timeout-Ms": "700"},
+    )
+    assert answer.status_code in (503, 504), answer.text
+    assert answer.headers["retry-after"]
+    until(lambda: relay.left > left)
+
+
+def test_a_list_past_its_budget_is_ended(client, collection, relay):
+    relay.hold = "/_search"
+    left = relay.left
+    answer = client.get(f"/v1/collections/{collection}/documents", headers={"X-Halflife-Timeout-Ms": "300"})
+    assert answer.status_code == 504
+    assert answer.json()["type"] == "urn:halflife:problem:deadline-exceeded"
+    until(lambda: relay.left > left)
+
+
+# --- a caller who hangs up ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/why"])
+def test_the_clusters_work_is_closed_when_the_caller_hangs_up(service, collection, relay, path):
+    relay.hold = "/_msearch"
+    held, left = relay.held, relay.left
+    body = {"collection": collection, "query": "slow words", **({"id": "1"} if path == "/v1/why" else {})}
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(service.url + path, json=body, timeout=httpx2.Timeout(10, read=0.7))
+    until(lambda: relay.left - left == relay.held - held > 0)
+
+
+def test_a_write_goes_on_when_the_caller_hangs_up(service, client, collection, embedding):
+    body = {"documents": [{"id": "late", "text": "written all the same"}]}
+    embedding.script.append(lambda seen, honest: Reply(honest.status, honest.body, delay_s=1.0))
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(
+            f"{service.url}/v1/collections/{collection}/documents",
+            json=body,
+            timeout=httpx2.Timeout(10, read=0.3),
+        )
+    until(lambda: client.get(f"/v1/collections/{collection}/documents/late").status_code == 200)
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------------------
+
+DEEP: dict[str, Any] = {"lang": "en"}
+for _ in range(4):
+    DEEP = {"not": DEEP}
+OVER: dict[str, tuple[str, dict[str, Any], str]] = {
+    "query": ("/v1/search", {"query": "x" * 201}, "query"),
+    "top_k": ("/v1/search", {"query": "x", "top_k": 51}, "top_k"),
+    "window": ("/v1/search", {"query": "x", "fusion": {"window": 201}}, "fusion.window"),
+    "depth": ("/v1/search", {"query": "x", "filter": DEEP}, "filter.not.not.not"),
+    "values": ("/v1/search", {"query": "x", "filter": {"lang": list("abcdefghijk")}}, "filter.lang"),
+    "why": ("/v1/why", {"query": "x" * 201, "id": "1"}, "query"),
+    "queries": ("/v1/search", {"queries": ["x"] * 4}, "queries"),
+    "documents": ("documents", {"documents": [{"id": f"{at}", "text": "x"} for at in range(6)]}, "documents"),
+    "ids": ("documents/delete", {"ids": list("abcdef")}, "ids"),
+    "a delete's filter": ("documents/delete", {"filter": {"lang": list("abcdefghijk")}}, "filter.lang"),
+}
+
+
+@pytest.mark.parametrize("name", OVER)
+def test_each_limit_is_told_before_anything_is_asked(client, collection, relay, embedding, name):
+    path, body, field = OVER[name]
+    asked, embedded = len(relay.paths), len(embedding.batches)
+    if path.startswith("/"):
+        answer = client.post(path, json={"collection": collection, **body})
+    else:
+        answer = client.post(f"/v1/collections/{collection}/{path}", json=body)
+    assert answer.status_code == 422, answer.text
+    told = answer.json()
+    assert (told["type"], told["field"]) == ("urn:halflife:problem:limit-exceeded", field)
+    assert told["remedy"]
+    assert (len(relay.paths), len(embedding.batches)) == (asked, embedded)
+
+
+def test_a_query_over_the_limit_spoils_its_place_in_a_batch_alone(client, collection):
+    answer = client.post("/v1/search", json={"collection": collection, "queries": ["slow words", "x" * 201]})
+    first, second = answer.json()["results"]
+    assert first["hits"]
+    assert (second["status"], second["query"]) == (422, 1)
+
+
+def test_a_body_over_the_limit(client, collection):
+    answer = client.post("/v1/search", json={"collection": collection, "query": "x" * 21_000})
+    assert (answer.status_code, answer.json()["limit"]) == (413, 20_000)
+
+
+# --- filters are data --------------------------------------------------------------------------------------------------------------
+
+INJECTIONS: dict[str, Any] = {
+    "a bool": {"bool": {"must_not": {"term": {"lang": "en"}}}},
+    "a script": {"script": {"script": {"source": "true"}}},
+    "a query string": {"query_string": {"query": "*"}},
+    "match all": {"match_all": {}},
+    "a wildcard": {"lang": {"wildcard": "*"}},
+    "a regexp": {"lang": {"regexp": ".*"}},
+    "a term": {"lang": {"term": "en"}},
+    "a join": {"lang": {"terms": {"index": "halflife_state", "id": "1", "path": "x"}}},
+    "operators of others": {"lang": {"$ne": "en"}},
+    "an or that is no list": {"or": {"lang": "en"}},
+    "a field of ours": {"deleted": True},
+    "the chunks": {"chunks": {"exists": True}},
+    "the typed copies": {"declared": {"exists": True}},
+    "an object for a value": {"lang": {"in": [{"x": 1}]}},
+    "null": {"lang": None},
+    "a list in a list": {"lang": [["en"]]},
+    "NUL": {"a\0b": 1},
+    "a surrogate's half": None,
+}
+
+
+@pytest.mark.parametrize("where", ["search", "route", "batch", "why", "list", "delete"])
+@pytest.mark.parametrize("name", INJECTIONS)
+def test_a_query_in_a_filter_is_refused_and_the_cluster_hears_nothing(
+    client, collection, relay, embedding, name, where
+):
+    text = '{"lang": "\\ud800"}' if INJECTIONS[name] is None else json.dumps(INJECTIONS[name])
+    documents = f"/v1/collections/{collection}/documents"
+    search = f'"collection": "{collection}", "query": "x"'
+    method, path, body = {
+        "search": ("POST", "/v1/search", f'{{{search}, "filter": {text}}}'),
+        "route": ("POST", "/v1/search", f'{{{search}, "routes": [{{"kind": "text", "filter": {text}}}]}}'),
+        "batch": (
+            "POST",
+            "/v1/search",
+            f'{{"collection": "{collection}", "filter": {text}, "queries": ["x", "y"]}}',
+        ),
+        "why": ("POST", "/v1/why", f'{{{search}, "id": "1", "filter": {text}}}'),
+        "list": ("GET", documents, ""),
+        "delete": ("POST", f"{documents}/delete", f'{{"filter": {text}}}'),
+    }[where]
+    asked, embedded = len(relay.paths), len(embedding.batches)
+    params = {"filter": text} if where == "list" else None
+    answer = client.request(method, path, content=body, params=params)
+    assert answer.status_code == 422, answer.text
+    assert (len(relay.paths), len(embedding.batches)) == (asked, embedded), relay.paths[asked:]

@@ -1,0 +1,478 @@
+"""The edge alone, around small applications: who is let in, how often, for how long, and what is dropped."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from starlette.responses import StreamingResponse
+
+from app.edge import Edge, Guard
+from app.keys import Keyring, hash_of, parse_keys
+from app.limits import Buckets, Limits
+from app.models import Search
+
+Message = dict[str, Any]
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ring(**more: Any) -> Keyring:
+    entry = {"id": "k", "hash": hash_of("secret"), "scopes": ["read"], "collections": ["*"], **more}
+    other = {"id": "other", "hash": hash_of("another"), "scopes": ["metrics"], "collections": ["*"]}
+    return Keyring(parse_keys(json.dumps([entry, other]), where="keys"))
+
+
+class Call:
+    """One request by hand: its body comes as `chunks`, and the caller hangs up when `hang_up` is set."""
+
+    def __init__(
+        self,
+        path: str = "/v1/x",
+        *,
+        headers: dict[str, str] | None = None,
+        client: str = "127.0.0.1",
+        chunks: list[bytes] | None = None,
+        method: str = "POST",
+    ) -> None:
+        given = {"host": "127.0.0.1:8080", **(headers or {})}
+        if chunks is not None:
+            given["transfer-encoding"] = "chunked"
+        self.scope: Message = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
+            "client": (client, 50_000),
+            "http_version": "1.1",
+            "scheme": "http",
+            "server": ("127.0.0.1", 8080),
+        }
+        self.hang_up = asyncio.Event()
+        self.pause_s = 0.0
+        self.sent: list[Message] = []
+        self._chunks = [b""] if chunks is None else chunks
+
+    async def receive(self) -> Message:
+        if self._chunks:
+            await asyncio.sleep(self.pause_s)
+            body = self._chunks.pop(0)
+            return {"type": "http.request", "body": body, "more_body": bool(self._chunks)}
+        await self.hang_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    async def to(self, edge: Edge) -> "Call":
+        await edge(self.scope, self.receive, self.send)  # type: ignore[arg-type]
+        return self
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+
+    @property
+    def body(self) -> Any:
+        return json.loads(b"".join(message.get("body", b"") for message in self.sent[1:]))
+
+    @property
+    def problem(self) -> str:
+        return str(self.body["type"]).removeprefix("urn:halflife:problem:")
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    """Read the body and answer its length."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(size).encode()})
+
+
+def edge(
+    app: Callable[..., Awaitable[None]] = hello,
+    *,
+    keys: Keyring | None = None,
+    buckets: Buckets | None = None,
+    clock: Clock | None = None,
+    **more: Any,
+) -> Edge:
+    ids = iter(range(10_000))
+    options: dict[str, Any] = {"max_body_bytes": 1_000, "max_concurrent": 4, **more}
+    guard = Guard(
+        keys=lambda: keys,
+        now_ms=lambda: 0,
+        open_paths=frozenset({"/livez", "/readyz", "/docs"}),
+        scoped_paths={"/metrics": "metrics"},
+        buckets=buckets,
+    )
+    if clock is not None:
+        options["clock"] = clock
+    return Edge(app, new_id=lambda: f"id-{next(ids)}", guard=guard, **options)
+
+
+BEARER = {"Authorization": "Bearer secret"}
+
+# --- who is let in -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path, headers, status", [
+    ("/livez", {}, 200), ("/readyz", {}, 200), ("/docs", {}, 200),
+    ("/v1/x", {}, 401), ("/", {}, 401), ("/livez/", {}, 401), ("/docsx", {}, 401), ("/metrics", {}, 401),
+    ("/v1/x", BEARER, 200), ("/metrics", BEARER, 403), ("/metrics", {"Authorization": "Bearer another"}, 200),
+])  # fmt: skip
+async def test_paths_and_keys(path, headers, status):
+    call = await Call(path, headers=headers, client="10.0.0.9").to(edge(keys=ring()))
+    assert call.status == status
+    assert call.headers["x-request-id"]
+
+
+async def test_no_body_is_read_of_who_has_no_key():
+    call = Call(chunks=[b"x" * 500] * 10)
+    await call.to(edge(keys=ring()))
+    assert (call.status, len(call._chunks)) == (401, 10)
+
+
+async def test_a_key_that_comes_and_goes():
+    held: list[Keyring | None] = [ring()]
+    guarded = edge()
+    guarded._guard = Guard(keys=lambda: held[0], now_ms=lambda: 0)
+    assert (await Call(headers=BEARER).to(guarded)).status == 200
+    held[0] = Keyring([])
+    assert (await Call(headers=BEARER).to(guarded)).status == 401
+
+
+@pytest.mark.parametrize("client, headers, status", [
+    ("127.0.0.1", {}, 200),
+    ("::1", {"host": "[::1]:8080"}, 200),
+    ("127.0.0.1", {"host": "localhost:8080"}, 200),
+    ("127.0.0.1", {"origin": "http://localhost:3000"}, 200),
+    ("10.0.0.9", {}, 403),
+    ("::ffff:10.0.0.9", {}, 403),
+    ("127.0.0.1", {"host": "rebound.example:8080"}, 403),
+    ("127.0.0.1", {"origin": "https://evil.example"}, 403),
+    ("127.0.0.1", {"origin": "null"}, 403),
+    ("127.0.0.1", {"origin": "http://[bad"}, 403),
+])  # fmt: skip
+async def test_without_keys_this_machine_alone_is_answered(client, headers, status):
+    call = await Call(headers=headers, client=client).to(edge())
+    assert call.status == status
+    if status == 403:
+        assert "no keys are configured" in call.body["detail"]
+        assert "HALFLIFE_KEYS_FILE" in call.body["remedy"]
+
+
+async def test_with_keys_it_does_not_matter_where_from():
+    headers = {**BEARER, "host": "search.example", "origin": "https://app.example"}
+    assert (await Call(headers=headers, client="10.0.0.9").to(edge(keys=ring()))).status == 200
+
+
+async def test_websockets_are_turned_away():
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await edge(keys=ring())({"type": "websocket", "path": "/", "headers": []}, Call().receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+# --- how often ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_caller_over_its_rate_is_told_when_the_next_is_taken():
+    clock = Clock()
+    limited = edge(keys=ring(), buckets=Buckets(rate_per_s=2, burst=4), clock=clock)
+
+    async def ask(token: str = "secret") -> Call:
+        return await Call(headers={"Authorization": f"Bearer {token}"}).to(limited)
+
+    answers = [await ask() for _ in range(6)]
+    assert [call.status for call in answers] == [200, 200, 200, 200, 429, 429]
+    assert [call.headers["ratelimit"] for call in answers[:5]] == [
+        '"requests";r=3;t=1', '"requests";r=2;t=1', '"requests";r=1;t=2', '"requests";r=0;t=2', '"requests";r=0;t=2',
+    ]  # fmt: skip
+    assert {call.headers["ratelimit-policy"] for call in answers} == {'"requests";q=4;w=2'}
+    refused = answers[4]
+    assert (refused.problem, refused.headers["retry-after"], refused.body["retry_after_s"]) == (
+        "too-many-requests", "1", 0.5,
+    )  # fmt: skip
+    assert (await ask("another")).status == 200, "each key has a bucket of its own"
+    clock.now += 0.4
+    assert (await ask()).status == 429
+    clock.now += 0.1
+    assert (await ask()).status == 200
+    assert (await ask()).status == 429
+    clock.now += 3_600
+    assert [(await ask()).status for _ in range(5)] == [200, 200, 200, 200, 429]
+
+
+async def test_a_keys_own_rate_outranks_the_services():
+    clock = Clock()
+    limited = edge(keys=ring(rate_per_s=1), buckets=Buckets(rate_per_s=100, burst=200), clock=clock)
+    statuses = [(await Call(headers=BEARER).to(limited)).status for _ in range(4)]
+    assert statuses == [200, 200, 429, 429]
+
+
+async def test_without_keys_each_address_is_counted():
+    limited = edge(buckets=Buckets(rate_per_s=1, burst=1), clock=Clock())
+    assert [(await Call(client=client).to(limited)).status for client in ("127.0.0.1", "127.0.0.1", "127.0.0.2")] == [
+        200, 429, 200,
+    ]  # fmt: skip
+    assert [(await Call("/livez").to(limited)).status for _ in range(3)] == [200] * 3
+
+
+async def test_who_has_no_key_takes_nothing_from_those_who_have():
+    limited = edge(keys=ring(), buckets=Buckets(rate_per_s=1, burst=1), clock=Clock())
+    assert [(await Call(headers={"Authorization": "Bearer k"}).to(limited)).status for _ in range(5)] == [
+        401
+    ] * 5
+    assert (await Call(headers=BEARER).to(limited)).status == 200
+
+
+def test_buckets_are_bounded_and_the_longest_silent_goes_first():
+    buckets = Buckets(rate_per_s=1, burst=1, most=2)
+    assert buckets.take("a", 0).allowed
+    assert buckets.take("b", 0).allowed
+    assert not buckets.take("a", 0).allowed
+    assert buckets.take("c", 0).allowed
+    assert not buckets.take("a", 0).allowed, "a asked after b, so b was forgotten"
+    assert buckets.take("b", 0).allowed
+
+
+def test_a_clock_that_goes_back_gives_nothing():
+    buckets = Buckets(rate_per_s=1, burst=2)
+    assert buckets.take("a", 100).allowed
+    assert buckets.take("a", 50).allowed
+    assert not buckets.take("a", 50).allowed
+    with pytest.raises(ValueError, match="above 0"):
+        Buckets(rate_per_s=0, burst=1)
+
+
+# --- bodies --------------------------------------------------------------------------------------------------------------------
+
+
+async def test_bodies_are_bounded_while_they_come():
+    assert (await Call(chunks=[b"x" * 500, b"x" * 500]).to(edge())).body == 1_000
+    call = Call(chunks=[b"x" * 500] * 10)
+    await call.to(edge())
+    assert (call.status, call.problem, call.body["limit"]) == (413, "body-too-large", 1_000)
+    assert len(call._chunks) == 7, "nothing is read past the limit"
+    assert call.headers["connection"] == "close"
+
+
+async def test_a_sender_that_pauses_is_cut_off():
+    call = Call(chunks=[b"x", b"y"])
+    call.pause_s = 5
+    await call.to(edge(most_pause_s=0.05))
+    assert (call.status, call.problem) == (408, "body-too-slow")
+
+
+async def test_a_sender_that_drips_is_cut_off():
+    call = Call(chunks=[b"x"] * 900)
+    call.pause_s = 0.01
+    await call.to(edge(most_pause_s=0.1))
+    assert (call.status, call.problem) == (408, "body-too-slow")
+    assert len(call._chunks) > 500
+
+
+async def test_the_frameworks_own_answer_to_a_cut_body_is_not_sent():
+    app = FastAPI()
+
+    @app.post("/v1/x")
+    async def take(request: Request) -> int:
+        return len(await request.body())
+
+    call = await Call(chunks=[b"x" * 900, b"x" * 900]).to(edge(app))
+    assert (call.status, call.problem) == (413, "body-too-large")
+    assert sum(message["type"] == "http.response.start" for message in call.sent) == 1
+
+
+# --- how long --------------------------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """Works until it is let go; notes what became of it."""
+
+    def __init__(self, *, reads: bool) -> None:
+        self.reads = reads
+        self.begun = asyncio.Event()
+        self.go = asyncio.Event()
+        self.ended = ""
+        self.deadline = 0.0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["abandonable"] = self.reads
+        self.deadline = scope["state"]["deadline"]
+        self.begun.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.ended = "cancelled"
+            raise
+        self.ended = "finished"
+        await hello(scope, receive, send)
+
+
+@pytest.mark.parametrize("chunks", [None, [b"x", b"y"]], ids=["no body", "a body"])
+async def test_work_for_a_caller_who_hangs_up_is_dropped(chunks):
+    class Reading(Slow):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            while (await receive()).get("more_body"):
+                pass
+            await super().__call__(scope, receive, send)
+
+    work, call = Reading(reads=True), Call(chunks=chunks)
+    served = asyncio.create_task(call.to(edge(work)))
+    await work.begun.wait()
+    call.hang_up.set()
+    await asyncio.wait_for(served, 5)
+    assert (work.ended, call.sent) == ("cancelled", [])
+
+
+async def test_a_write_is_finished_though_the_caller_hangs_up():
+    work, call = Slow(reads=False), Call(method="POST")
+    served = asyncio.create_task(call.to(edge(work)))
+    await work.begun.wait()
+    call.hang_up.set()
+    await asyncio.sleep(0.05)
+    assert work.ended == ""
+    work.go.set()
+    await asyncio.wait_for(served, 5)
+    assert work.ended == "finished"
+
+
+async def test_a_read_past_its_budget_is_ended_with_504():
+    work, call = Slow(reads=True), Call(headers={"X-Halflife-Timeout-Ms": "50"})
+    await call.to(edge(work, budget_s=10))
+    assert (work.ended, call.status, call.problem) == ("cancelled", 504, "deadline-exceeded")
+
+
+async def test_a_write_past_its_budget_goes_on():
+    work, call = Slow(reads=False), Call(headers={"X-Halflife-Timeout-Ms": "50"})
+    served = asyncio.create_task(call.to(edge(work, budget_s=0.05)))
+    await asyncio.sleep(0.8)
+    assert work.ended == ""
+    work.go.set()
+    await served
+    assert call.status == 200
+
+
+@pytest.mark.parametrize("header, budget_s", [(None, 3.0), ("1500", 1.5), ("60000", 3.0)])
+async def test_the_budget_is_the_headers_within_the_services(header, budget_s):
+    work, clock = Slow(reads=True), Clock()
+    work.go.set()
+    headers = {} if header is None else {"X-Halflife-Timeout-Ms": header}
+    await Call(headers=headers).to(edge(work, budget_s=3.0, clock=clock))
+    assert work.deadline == clock.now + budget_s
+
+
+@pytest.mark.parametrize("header", ["", "0", "49", "-1", "1.5", "1e3", "soon", "9" * 400, "٣٠٠"])
+async def test_a_budget_that_is_none_is_refused(header):
+    call = await Call(headers={"X-Halflife-Timeout-Ms": header}).to(edge())
+    assert (call.status, call.body["field"]) == (422, "X-Halflife-Timeout-Ms")
+
+
+async def test_an_answer_that_has_begun_is_not_cut():
+    app = FastAPI()
+
+    @app.get("/v1/x")
+    async def stream(request: Request) -> StreamingResponse:
+        request.state.abandonable = True
+
+        async def parts() -> AsyncIterator[bytes]:
+            for _ in range(8):
+                yield b"1"
+                await asyncio.sleep(0.1)
+
+        return StreamingResponse(parts())
+
+    call = await Call(method="GET", headers={"X-Halflife-Timeout-Ms": "50"}).to(edge(app))
+    assert (call.status, call.body) == (200, 11_111_111)
+
+
+async def test_who_is_cancelled_takes_the_work_along():
+    work, call = Slow(reads=False), Call()
+    served = asyncio.create_task(call.to(edge(work)))
+    await work.begun.wait()
+    served.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await served
+    assert work.ended == "cancelled"
+
+
+async def test_load_is_shed_and_places_are_given_back():
+    work, guarded = Slow(reads=True), edge(max_concurrent=1)
+    guarded._app = work
+    first = Call()
+    served = asyncio.create_task(first.to(guarded))
+    await work.begun.wait()
+    shed = await Call().to(guarded)
+    assert (shed.status, shed.problem, shed.headers["retry-after"]) == (503, "overloaded", "1")
+    first.hang_up.set()
+    await served
+    work.go.set()
+    assert (await Call().to(guarded)).status == 200
+
+
+# --- how much ----------------------------------------------------------------------------------------------------------------------
+
+SMALL = Limits(query_chars=10, top_k=5, window=100, filter_depth=2, filter_values=3, queries=2, documents=2)
+OVER: dict[str, tuple[dict[str, Any], str, str]] = {
+    "query": ({"query": "x" * 11}, "query", "limit-exceeded"),
+    "a route's query": ({"routes": [{"kind": "text", "query": "x" * 11}]}, "routes[0].query", "limit-exceeded"),
+    "top_k": ({"top_k": 6}, "top_k", "limit-exceeded"),
+    "window": ({"fusion": {"window": 101}}, "fusion.window", "limit-exceeded"),
+    "depth": ({"filter": {"not": {"not": {"lang": "en"}}}}, "filter.not.not", "limit-exceeded"),
+    "values": ({"filter": {"lang": ["a", "b", "c", "d"]}}, "filter.lang", "limit-exceeded"),
+    "values in all": ({"filter": {"lang": ["a", "b"], "source": ["c", "d"]}}, "filter.source", "limit-exceeded"),
+    "a route's filter": (
+        {"routes": [{"kind": "text", "filter": {"lang": list("abcd")}}]}, "routes[0].filter.lang", "limit-exceeded",
+    ),
+    "a query in a filter": ({"filter": {"bool": {"must": []}}}, "filter.bool", "invalid-request"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OVER)
+def test_each_limit_has_its_own_error(name):
+    from app.errors import InvalidRequest
+
+    change, field, code = OVER[name]
+    with pytest.raises(InvalidRequest) as refused:
+        SMALL.check_search(Search.model_validate({"collection": "c", "query": "x", "top_k": 5, **change}))
+    assert (refused.value.field, refused.value.code, refused.value.status) == (field, code, 422)
+    assert refused.value.remedy
+
+
+def test_what_is_within_every_limit_passes():
+    SMALL.check_search(Search.model_validate({
+        "collection": "c", "query": "x" * 10, "top_k": 5, "fusion": {"window": 100},
+        "filter": {"not": {"price": {"gte": 1, "lt": 2}}},
+    }))  # fmt: skip
+    SMALL.check_queries([1, 2])
+    SMALL.check_items([1, 2])
+    from app.errors import LimitExceeded
+
+    with pytest.raises(LimitExceeded, match="`queries`: 3"):
+        SMALL.check_queries([1, 2, 3])
+    with pytest.raises(LimitExceeded, match="`ids`: 3"):
+        SMALL.check_items([1, 2, 3], field="ids")
