@@ -218,6 +218,11 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
             if (path, method) == ("/v1/collections/{collection}/files", "post"):
                 operation["requestBody"] = FILES_BODY
             operation["responses"].pop("422", None)
+            for scope in (name for each in operation.get("security", ()) for name in each["bearer"]):
+                told = f"Where keys are configured: the scope `{scope}`."
+                operation["description"] = f"{operation.get('description', '')}\n\n{told}".strip()
+                if scope == "read":
+                    operation.setdefault("parameters", []).append(TIMEOUT_PARAMETER)
             if path.startswith("/v1/"):
                 operation["responses"]["default"] = {
                     "description": "What went wrong, the field at fault and the remedy (RFC 9457).",
@@ -227,6 +232,16 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
                 }
     return document
 
+
+TIMEOUT_PARAMETER: dict[str, Any] = {
+    "name": "X-Halflife-Timeout-Ms",
+    "in": "header",
+    "required": False,
+    "description": "Time budget of this request in milliseconds; the service's own (HALFLIFE_REQUEST_TIMEOUT_S) where "
+    "that is shorter. Past it a search answers with what it has, or the answer is 504.",
+    "schema": {"type": "integer", "minimum": 50, "maximum": 999_999_999},
+    "example": 2000,
+}
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -214,6 +214,24 @@ def test_explanations_do_not_show_the_keys_filter(a, shared):
     assert "tenant" not in shown
 
 
+def test_the_clusters_own_account_is_not_for_a_key_with_a_filter(a, b, root, shared):
+    request = {"collection": shared, "query": "quarterly figures", "explain": "cluster", "top_k": 2}
+    assert root.post("/v1/search", json=request).status_code == 200
+    refused = a.post("/v1/search", json=request)
+    assert (refused.status_code, refused.json()["type"]) == (403, FORBIDDEN)
+    batch = a.post(
+        "/v1/search", json={"collection": shared, "queries": [{"query": "x", "explain": "cluster"}, "x"]}
+    )
+    assert [result.get("status") for result in batch.json()["results"]] == [403, None]
+
+
+def test_a_collection_is_described_by_the_keys_own(a, shared):
+    told = a.get(f"/v1/collections/{shared}").json()
+    assert (told["documents"], told["chunks"]) == (len(MINE), len(MINE))
+    assert told.get("size_bytes") is None
+    assert told.get("deleted") is None
+
+
 @pytest.mark.parametrize("id_", ["b0", "nobody", "never-there"])
 def test_a_foreign_document_is_accounted_for_as_missing(a, shared, id_):
     told = a.post("/v1/why", json={"collection": shared, "query": "quarterly figures", "id": id_})
@@ -311,6 +329,21 @@ def test_a_document_outside_the_filter_is_refused_by_item(a, root, shared):
     ]  # fmt: skip
     assert {item["error"]["type"] for item in answer.json()["items"] if "error" in item} == {"forbidden"}
     assert [root.get(f"{path}/new{at}").status_code for at in range(1, 7)] == [200, 404, 404, 404, 404, 200]
+
+
+def test_files_are_held_to_the_filter_too(a, root, shared):
+    path = f"/v1/collections/{shared}/files"
+    foreign = root.get(f"/v1/collections/{shared}/documents/b0").json()
+    for metadata, name, stored in (
+        ({"tenant": "a"}, "mine.txt", True), ({"tenant": "b"}, "other.txt", False), (None, "bare.txt", False),
+        ({"tenant": "a"}, "b0", False),
+    ):  # fmt: skip
+        form = {} if metadata is None else {"fields": json.dumps({"metadata": metadata})}
+        answer = a.post(path, files={"file": (name, b"the words of a file", "text/plain")}, data=form)
+        found = root.get(f"/v1/collections/{shared}/documents/{name}")
+        assert (found.status_code == 200 and found.json() != foreign) == stored, answer.text
+        assert ("forbidden" in answer.text) != stored
+    assert root.get(f"/v1/collections/{shared}/documents/b0").json() == foreign
 
 
 @pytest.mark.parametrize("id_", ["b0", "nobody", "both"])
