@@ -311,7 +311,7 @@ async def post_search(request: Request) -> Response:
         return await _batch(request, parse(SearchBatch, body))
     search = parse(Search, body)
     service_of(request).limits.check_search(search)
-    _check_allowed(request, touch=search.touch, explain=search.explain)
+    _check_allowed(request, search)
     [result] = await _search(request, [search], await _collection(request, search.collection))
     if isinstance(result, HalflifeError):
         raise result
@@ -324,7 +324,8 @@ async def _page(request: Request, page: NextPage) -> Response:
     held = cursors.unseal(
         page.cursor, secrets=service.doors.cursor_secrets, now_ms=now_ms, kind="search", caller=_tag(request)
     )
-    _check_allowed(request, touch=held.request.get("touch"), explain=held.request.get("explain"))
+    asked = searching.request_of(held)
+    _check_allowed(request, asked)
     collection = await _collection(request, held.collection)
     with observing.spending() as spent:
         result = await searching.next_page(
@@ -334,19 +335,18 @@ async def _page(request: Request, page: NextPage) -> Response:
             caller=_caller(request, collection),
             now_ms=now_ms,
         )
-    asked = parse(Search, held.request)
     if asked.touch:
         _touch(request, collection, result)
     [noted] = _noted(request, [asked], [result], collection, spent=spent, first_rank=held.offset + 1)
     return answer(result if isinstance(noted, HalflifeError) else noted)
 
 
-def _check_allowed(request: Request, *, touch: Any, explain: Any) -> None:
+def _check_allowed(request: Request, search: Search) -> None:
     """Raise Forbidden where a search would write and its key may not, or would be told of more than the key may see."""
     key = key_of(request)
-    if touch:
+    if search.touch:
         require(key, "write")
-    if explain == "cluster" and key is not None and key.filter is not None:
+    if search.explain == "cluster" and key is not None and key.filter is not None:
         raise Forbidden(
             "`explain`: 'cluster' counts in how many documents a word stands, those outside the key's filter too",
             field="explain",
@@ -387,7 +387,7 @@ async def _batch(request: Request, batch: SearchBatch) -> Response:
                 )
             search = parse(Search, {**shared, **item})
             limits.check_search(search)
-            _check_allowed(request, touch=search.touch, explain=search.explain)
+            _check_allowed(request, search)
             parsed.append(search)
         except (InvalidRequest, Forbidden) as error:
             error.members["query"] = position

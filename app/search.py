@@ -168,12 +168,7 @@ async def next_page(
     payload = cursors.unseal(
         text, secrets=doors.cursor_secrets, now_ms=now_ms, kind="search", caller=caller.tag
     )
-    try:
-        request = Search.model_validate(_unpacked(payload.request))
-    except ValidationError as cause:
-        raise CursorInvalid(
-            "this cursor is of another release of this service", field="cursor", remedy="search again"
-        ) from cause
+    request = request_of(payload)
     plan = make_plan(request, collection=collection, now_ms=payload.origin_ms, forced=caller.forced)
     plan = await with_votes(plan, doors=doors)
     if plan.feedback is not None and plan.ratings is None:
@@ -690,6 +685,16 @@ def _packed(request: dict[str, Any]) -> dict[str, Any]:
         return request
     numbers = np.asarray(vector, dtype="<f8").tobytes()
     return {**request, "query_vector": base64.b64encode(numbers).decode("ascii")}
+
+
+def request_of(payload: cursors.CursorPayload) -> Search:
+    """Return the search that a cursor goes on with. Raises CursorInvalid if it is none that this release knows."""
+    try:
+        return Search.model_validate(_unpacked(payload.request))
+    except ValidationError as cause:
+        raise CursorInvalid(
+            "this cursor is of another release of this service", field="cursor", remedy="search again"
+        ) from cause
 
 
 def _unpacked(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -558,6 +558,19 @@ def test_pages_are_one_long_page_while_documents_change(client, collection):
     assert seen == whole
 
 
+def test_a_given_vector_goes_through_all_pages(client, collection):
+    upsert(client, collection, *({"id": f"{at}", "text": "word"} for at in range(5)))
+    request = {"collection": collection, "query": "word", "query_vector": [0.5] * DIMS, "top_k": 2}
+    body = client.post("/v1/search", json=request).json()
+    seen = [hit["id"] for hit in body["hits"]]
+    while body["cursor"]:
+        answer = client.post("/v1/search", json={"cursor": body["cursor"]})
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        seen += [hit["id"] for hit in body["hits"]]
+    assert sorted(seen) == list("01234")
+
+
 def test_a_cursor_stands_alone_and_can_not_be_altered(client, collection):
     upsert(client, collection, *({"id": f"{at}", "text": "word"} for at in range(5)))
     body = client.post("/v1/search", json={"collection": collection, "query": "word", "top_k": 2}).json()
