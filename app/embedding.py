@@ -484,11 +484,13 @@ class Embedder:
         model: str,
         dims: int | None,
         manner: _Manner,
+        called: str | None = None,
     ) -> None:
         self._client = client
         self._at = at
         self._secret = secret
         self.model = model
+        self._called = called or model
         self.dims = dims
         self._manner = manner
         self._max_batch = manner.max_batch
@@ -526,6 +528,7 @@ class Embedder:
         cache_size: int = 1024,
         ca_certs: str | None = None,
         jitter: Callable[[], float] = random.random,
+        called: str | None = None,
     ) -> Self:
         """Return an embedder that has opened no connection yet; ValueError names a setting that can't work.
 
@@ -533,7 +536,8 @@ class Embedder:
         most `max_batch` texts and `max_batch_tokens` tokens by a high estimate. A text beyond `max_input_tokens`
         by a low estimate, or that the server refuses as too long, is cut and told as truncated; with `truncate`
         false it is sent whole and fails alone if refused. `timeout_s` bounds one request, `retry_budget_s` how
-        long failing batches are tried again, `retries` how often. `jitter` returns numbers from 0 up to 1.
+        long failing batches are tried again, `retries` how often. `called` is the model's name at the server, where
+        that is not `model`. `jitter` returns numbers from 0 up to 1.
         """
         url = _parse_url(base_url)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip()):
@@ -597,6 +601,7 @@ class Embedder:
             model=model,
             dims=None if dims is None else _positive("dims", dims),
             manner=manner,
+            called=called,
         )
 
     async def check(self) -> int:
@@ -945,7 +950,7 @@ class Embedder:
             headers["Authorization"] = openai.omit
         async with self._client.embeddings.with_streaming_response.create(
             input=texts,
-            model=self.model,
+            model=self._called,
             dimensions=self._manner.dimensions if self._manner.dimensions is not None else openai.omit,
             encoding_format=encoding,
             extra_headers=headers,

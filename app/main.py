@@ -69,13 +69,20 @@ def create_app(settings: Settings) -> FastAPI:
             opened.push_async_callback(cluster.close)
             embedder = open_embedder(settings)
             opened.push_async_callback(embedder.close)
+            embedders = Embedders(settings, embedder)
+            opened.push_async_callback(embedders.close)
             reranker = _reranker(settings)
             if reranker is not None:
                 opened.push_async_callback(reranker.close)
             sandbox = _sandbox(settings)
             opened.callback(sandbox.close)
             service = await _start(
-                settings, cluster=cluster, embedder=embedder, reranker=reranker, sandbox=sandbox
+                settings,
+                cluster=cluster,
+                embedder=embedder,
+                embedders=embedders,
+                reranker=reranker,
+                sandbox=sandbox,
             )
             service.keyed = keys is not None
             if isinstance(keys, KeyFile):
@@ -202,7 +209,33 @@ def open_embedder(settings: Settings) -> Embedder:
         concurrency=settings.embedding_concurrency,
         timeout_s=settings.embedding_timeout_s,
         cache_size=settings.embedding_cache_size,
+        called=known.model if (known := settings.embedding_models.get(settings.embedding_model)) else None,
     )
+
+
+class Embedders:
+    """The embedders of the configured models, each opened when a collection first needs it."""
+
+    def __init__(self, settings: Settings, first: Embedder) -> None:
+        self._settings = settings
+        self.first = first
+        self._opened: dict[str, Embedder] = {}
+
+    def of(self, collection: Collection) -> Embedder | None:
+        """Return the one whose vectors the collection's are; None if its model is not configured."""
+        name = collection.model
+        if name is None or name == self.first.model:
+            return self.first
+        if name not in self._settings.embedding_models and name != self._settings.embedding_model:
+            return None
+        if name not in self._opened:
+            self._opened[name] = open_embedder(self._settings.with_model(name))
+        return self._opened[name]
+
+    async def close(self) -> None:
+        """Close all but the first, which its opener closes."""
+        for embedder in self._opened.values():
+            await embedder.close()
 
 
 @_explained("RERANK")
@@ -233,11 +266,10 @@ def _sandbox(settings: Settings) -> Sandbox:
 
 
 def _indexer(
-    settings: Settings, *, cluster: Cluster, embedder: Embedder, known: catalog.Catalog
+    settings: Settings, *, cluster: Cluster, embedders: Embedders, known: catalog.Catalog
 ) -> indexing.Indexer:
     def embedder_of(collection: Collection) -> DocumentEmbedder:
-        fits = collection.model in (None, embedder.model)
-        return embedder if fits else OtherModel(collection, embedder.model)
+        return embedders.of(collection) or OtherModel(collection, settings.embedding_model)
 
     def targets(name: str) -> Targets:
         return CatalogTargets(name, cluster=cluster, catalog=known, embedder=embedder_of)
@@ -264,6 +296,7 @@ async def _start(
     *,
     cluster: Cluster,
     embedder: Embedder,
+    embedders: Embedders,
     reranker: Reranker | None,
     sandbox: Sandbox,
 ) -> Service:
@@ -281,12 +314,13 @@ async def _start(
         "Elasticsearch",
     )
     known = catalog.Catalog(cluster)
-    indexer = _indexer(settings, cluster=cluster, embedder=embedder, known=known)
+    indexer = _indexer(settings, cluster=cluster, embedders=embedders, known=known)
     secret = _plain(settings.cursor_secret)
     searchlog, votes = _searchlog(settings, cluster)
     doors = Doors(
         cluster=cluster,
         embedder=embedder,
+        embedder_of=lambda collection: embedders.of(collection) or embedder,
         reranker=reranker,
         cursor_secrets=[secret.encode() if secret else secrets.token_bytes(32)],
         timeout_s=_budget_s(settings),

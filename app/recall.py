@@ -43,6 +43,8 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     degraded: bool = False
     failure: HalflifeError | None = None
+    index: str | None = None
+    """The index that hits came from; another than the plan's where any did."""
     doomed: HalflifeError | None = None
     """Why no answer of any route could be used."""
 
@@ -289,6 +291,9 @@ def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
         run.degrade(f"route '{name}' failed: {answer.detail}", answer)
         return
     run.pit = answer.get("pit_id", run.pit)
+    for hit in answer["hits"]["hits"][:1]:
+        if run.index in (None, run.plan.collection.index):
+            run.index = hit.get("_index")
     read = read_route(run.plan, ask.route, answer)
     if ask.tail is not None:
         run.tails.setdefault(ask.tail, {})[name] = read

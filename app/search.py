@@ -8,14 +8,15 @@ import base64
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
+from app import catalog, decay, fields, names, observing, queries
 from app import cursor as cursors
-from app import decay, fields, names, observing, queries
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
@@ -67,6 +68,8 @@ class Doors:
     cursor_secrets: Sequence[bytes]
     timeout_s: float = DEFAULT_TIMEOUT_S
     embed_within_s: float = 2.0
+    embedder_of: Callable[[Collection], Embedder] | None = None
+    """The embedder whose vectors a collection's are; `embedder` for all if left out."""
     touch_ahead_s: float = 60.0
     votes: Callable[[str, datetime | None], Awaitable[Ratings | None]] | None = None
     """A collection's ratings as of an instant (None: about now); None while they can't be had. Never raises."""
@@ -201,13 +204,7 @@ async def _answer(
     opened: str | None = None
     keep = False
     try:
-        opened = await recall(
-            live,
-            cluster=doors.cluster,
-            embedder=doors.embedder,
-            embed_within_s=doors.embed_within_s,
-            request_id=caller.request_id,
-        )
+        opened = await recall_where_it_is(live, doors=doors, caller=caller)
         finished = await _finish(live, doors=doors, caller=caller)
         answers: list[SearchResult | HalflifeError] = []
         for entry in entries:
@@ -225,6 +222,66 @@ async def _answer(
     finally:
         if opened is not None and not keep:
             in_background(doors.cluster.close_pit(opened))
+
+
+async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -> str | None:
+    """Fill the runs' route answers, once more if the collection turns out to have moved to another model's index.
+
+    A collection is remembered for some seconds, and a cursor leads to the index of its first page: where hits come from
+    an index that another model embedded, the query is embedded by that one and asked again. Returns the point in
+    time that was opened.
+    """
+    opened = await _recall(live, doors=doors, caller=caller)
+    moved = await _moved(live, doors=doors)
+    if moved is None:
+        return opened
+    for run in live:
+        old = run.plan
+        plan = make_plan(old.search, collection=moved, now_ms=old.origin_ms, forced=caller.forced)
+        fresh = Run(
+            plan=replace(plan, ratings=old.ratings),
+            offset=run.offset,
+            deadline=run.deadline,
+            pit=run.pit,
+            warnings=[*plan.warnings, *(warning for warning in run.warnings if warning == NO_VOTES)],
+        )
+        for item in dataclass_fields(Run):
+            setattr(run, item.name, getattr(fresh, item.name))
+    return await _recall(live, doors=doors, caller=caller) or opened
+
+
+async def _recall(live: list[Run], *, doors: Doors, caller: Caller) -> str | None:
+    if not live:
+        return None
+    collection = live[0].plan.collection
+    return await recall(
+        live,
+        cluster=doors.cluster,
+        embedder=doors.embedder if doors.embedder_of is None else doors.embedder_of(collection),
+        embed_within_s=doors.embed_within_s,
+        request_id=caller.request_id,
+    )
+
+
+async def _moved(live: list[Run], *, doors: Doors) -> Collection | None:
+    """Return what the collection really is, where the index that answered holds another model's vectors."""
+    if not live:
+        return None
+    planned = live[0].plan.collection
+    seen = {run.index for run in live} - {None, planned.index}
+    if not seen and not any(run.degraded and run.index is None for run in live):
+        return None
+    try:
+        if seen:
+            index = min(name for name in seen if name is not None)
+            mapping = (await doors.cluster.get_mapping(index))[index]
+            there = catalog.read_collection(planned.name, index, mapping)
+        else:
+            # Vectors of other dims are refused by the cluster, and nothing was found that tells the index.
+            there = (await catalog.get(doors.cluster, planned.name)).collection
+    except HalflifeError:
+        return None
+    return None if (there.model, there.dims) == (planned.model, planned.dims) else there
 
 
 @dataclass(slots=True)

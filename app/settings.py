@@ -6,7 +6,8 @@ Nothing below `api` and `main` knows that there is an environment. The README's 
 import os
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic_core import PydanticUndefined
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -25,6 +26,21 @@ from app.models import (
     MAX_TOP_K,
     MAX_WINDOW,
 )
+
+
+class EmbeddingModel(BaseModel):
+    """One more embedding model, and how it is spoken to; what is left out is as for the first one."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    url: str
+    model: str | None = None
+    dims: Annotated[int, Field(ge=1, le=4096)] | None = None
+    api_key: SecretStr | None = None
+    query_prefix: str = ""
+    document_prefix: str = ""
+    max_input_tokens: Annotated[int, Field(ge=16)] | None = None
+    send_dimensions: bool = False
 
 
 class Settings(BaseSettings):
@@ -114,6 +130,12 @@ class Settings(BaseSettings):
     )
     embedding_cache_size: int = Field(1024, ge=0, le=1_000_000, description="Query vectors kept in memory.")
 
+    embedding_models: dict[str, EmbeddingModel] = Field(
+        default_factory=dict,
+        description="More models that collections may be made with, as JSON: name -> `url`, `dims`, `query_prefix`, "
+        "`document_prefix`, `api_key`, `model` (its name there). Each collection uses its own, so that a change of "
+        "model stops neither reads nor writes.",
+    )
     chunk_tokens: int = Field(
         400, ge=32, le=8192, description="Estimated tokens of one chunk, its title included."
     )
@@ -252,6 +274,32 @@ class Settings(BaseSettings):
         """Tell whether keys are configured; a file or list that holds none locks everybody out, and counts."""
         return bool(self.keys or self.keys_file)
 
+    def with_model(self, name: str | None) -> Self:
+        """Return the settings with this embedding model in the place of the first one.
+
+        One that is not among `embedding_models` is asked for by its name at the first one's server.
+        """
+        if name is None or name == self.embedding_model:
+            return self
+        found = self.embedding_models.get(name)
+        if found is None:
+            return self.model_copy(update={"embedding_model": name})
+        more = (
+            {} if found.max_input_tokens is None else {"embedding_max_input_tokens": found.max_input_tokens}
+        )
+        return self.model_copy(
+            update={
+                "embedding_model": name,
+                "embedding_base_url": found.url,
+                "embedding_api_key": found.api_key,
+                "embedding_dims": found.dims,
+                "embedding_query_prefix": found.query_prefix,
+                "embedding_document_prefix": found.document_prefix,
+                "embedding_send_dimensions": found.send_dimensions,
+                **more,
+            }
+        )
+
     @property
     def elasticsearch_urls(self) -> list[str]:
         """The nodes' addresses."""
@@ -262,6 +310,6 @@ def environment_table() -> list[tuple[str, str, str]]:
     """Return (variable, default, meaning) of every setting, in order: the README's table."""
     rows = []
     for name, info in Settings.model_fields.items():
-        default = "" if info.default is None else str(info.default)
+        default = "" if info.default in (None, PydanticUndefined) else str(info.default)
         rows.append((f"HALFLIFE_{name.upper()}", default, info.description or ""))
     return rows

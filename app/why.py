@@ -26,8 +26,17 @@ from app.planning import (
     route_body,
     route_query,
 )
-from app.recall import Run, fatal, in_background, located, recall
-from app.search import Caller, Doors, budget_s, check_reranker, fetch, measure, with_votes
+from app.recall import Run, fatal, in_background, located
+from app.search import (
+    Caller,
+    Doors,
+    budget_s,
+    check_reranker,
+    fetch,
+    measure,
+    recall_where_it_is,
+    with_votes,
+)
 from app.stages import Placed, after_fusion, fuse, needed, rated
 from app.times import from_ms, parse_instant, to_ms
 
@@ -49,13 +58,7 @@ async def why(
     plan = await with_votes(plan, doors=doors)
     budget = budget_s(search, doors=doors, caller=caller)
     run = Run(plan=plan, offset=0, deadline=time.monotonic() + budget, pit=None, warnings=list(plan.warnings))
-    pit = await recall(
-        [run],
-        cluster=doors.cluster,
-        embedder=doors.embedder,
-        embed_within_s=doors.embed_within_s,
-        request_id=caller.request_id,
-    )
+    pit = await recall_where_it_is([run], doors=doors, caller=caller)
     try:
         failure = fatal(run)
         if failure is not None:

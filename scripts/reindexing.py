@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from app import transfer
     from app.elastic import Cluster
     from app.embedding import Embedder
+    from app.main import Embedders
     from app.models import Collection
     from app.moves import Standing, State
     from app.reindex import Changes, Outcome, Plan, Progress, Reindexer
@@ -92,7 +93,7 @@ def reindex(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Make all vectors anew with this model of the configured server.",
+            help="Make all vectors anew with this model: one of HALFLIFE_EMBEDDING_MODELS, else of the configured server.",
             show_default=False,
         ),
     ] = None,
@@ -155,7 +156,8 @@ def reindex(
     others named with --map, all else becomes metadata; it makes the collection if need be. Run it again to bring what
     has changed since. An index that is called halflife-COLLECTION itself is replaced in one step.
 
-    With another model: run this with the new model's HALFLIFE_EMBEDDING_… settings while the service runs with the
+    With another model: name it in HALFLIFE_EMBEDDING_MODELS of the service and of this command, and run this with
+    --embedding-model NAME: reads and writes go on throughout. Or, without that, run this with the new model's HALFLIFE_EMBEDDING_… settings while the service runs with the
     old ones, and restart the service with the new ones when this ends.
 
     \b
@@ -202,7 +204,10 @@ def reindex(
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
 
     async def work() -> int:
-        async with _doors(settings, model=asked.model) as (cluster, embedder):
+        async with (
+            _doors(settings, model=asked.model) as (cluster, embedder),
+            _models(settings, embedder) as embedders,
+        ):
             if from_index is not None:
                 paths = _paths(mapped or [])
                 return await _adopt(
@@ -210,7 +215,7 @@ def reindex(
                     allow_missing=allow_missing, dry_run=dry_run, yes=yes, as_json=as_json,
                 )  # fmt: skip
             with _progress(hidden=as_json) as report:
-                made = _reindexer(cluster, collection, embedder, settings, rate=rate, report=report)
+                made = _reindexer(cluster, collection, embedders, settings, rate=rate, report=report)
                 match chosen:
                     case ["--status"]:
                         return _tell_status(*(await made.status()), as_json=as_json)
@@ -312,7 +317,7 @@ def _similarity(given: str | None) -> Any:
 def _reindexer(
     cluster: "Cluster",
     collection: str,
-    embedder: "Embedder",
+    embedders: "Embedders",
     settings: "Settings",
     *,
     rate: float | None,
@@ -323,7 +328,7 @@ def _reindexer(
     return Reindexer(
         cluster,
         collection,
-        embedder=lambda target: _fitting(embedder, target),
+        embedder=lambda target: embedders.of(target) or _fitting(embedders.first, target),
         now=lambda: datetime.now(UTC),
         chunks=Chunking(settings.chunk_tokens, settings.chunk_overlap_tokens),
         rate=rate,
@@ -977,12 +982,22 @@ async def _doors(
     from app.main import open_cluster, open_embedder
 
     cluster = open_cluster(settings)
-    embedder = open_embedder(
-        settings.model_copy(update={"embedding_model": model or settings.embedding_model})
-    )
+    embedder = open_embedder(settings.with_model(model))
     try:
         await cluster.check_version()
         yield cluster, embedder
     finally:
         await embedder.close()
         await cluster.close()
+
+
+@asynccontextmanager
+async def _models(settings: "Settings", first: "Embedder") -> "AsyncIterator[Embedders]":
+    """Yield the embedders by the collections' models, so that a rollback finds the old one."""
+    from app.main import Embedders
+
+    embedders = Embedders(settings, first)
+    try:
+        yield embedders
+    finally:
+        await embedders.close()
