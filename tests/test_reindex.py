@@ -119,7 +119,7 @@ async def test_knn_still_finds_all_thirty(world: World) -> None:
 
 async def test_writes_and_reads_go_on_and_reach_the_new_index(world: World) -> None:
     await fill(world, 200)
-    stop = asyncio.Event()
+    stop, all_had_a_turn = asyncio.Event(), asyncio.Event()
     expected: dict[str, str | None] = {}
     read_ids: list[int] = []
     indexer, collection = world.indexer(3), await world.collection()
@@ -137,6 +137,8 @@ async def test_writes_and_reads_go_on_and_reach_the_new_index(world: World) -> N
                 result = await indexer.upsert([{"id": id_, "text": f"new {number}"}], collection=collection)
                 expected[id_] = f"new {number}"
             assert result.failed == 0
+            if len(expected) == 50:
+                all_had_a_turn.set()
             await asyncio.sleep(0.005)
 
     async def read() -> None:
@@ -148,8 +150,7 @@ async def test_writes_and_reads_go_on_and_reach_the_new_index(world: World) -> N
         try:
             await world.reindexer(rate=400).run(Changes())
             # On a slow machine not every document had its turn yet.
-            while len(expected) < 50:
-                await asyncio.sleep(0.05)
+            await all_had_a_turn.wait()
             await asyncio.sleep(0.3)
         finally:
             stop.set()
