@@ -6,6 +6,7 @@ no route and no search.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import math
@@ -13,7 +14,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from app import observing
@@ -43,6 +44,12 @@ GRACE_S = 0.5
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._\-]{1,128}")
 _LEAST_BODY_RATE = 4_096
+ARRIVING = 8
+"""Requests whose bodies are still coming, for each one that may be answered at once."""
+HELD_BODIES = 8
+"""Largest bodies that all requests together may hold."""
+SWALLOWED_S = 2.0
+SWALLOWED_BYTES = 64 * 2**20
 _CLOSE = (b"connection", b"close")
 
 
@@ -84,6 +91,9 @@ class Edge:
         self._most_pause_s = most_pause_s
         self._clock = clock
         self._under_way = 0
+        self._writing = 0
+        self._arriving = 0
+        self._held_bytes = 0
 
     async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
         """Serve one connection event; only HTTP requests are looked at, and WebSockets are turned away."""
@@ -124,20 +134,20 @@ class Edge:
                         remedy="wait as long as Retry-After says, and spread the requests",
                         retry_after_s=round(taken.retry_after_s, 3),
                     )
-            if self._under_way >= self._max_concurrent:
-                raise _Overloaded(
-                    f"{self._max_concurrent} requests are being answered already",
-                    remedy="try again after the pause",
-                    retry_after_s=1,
-                )
+            self._check_room(writes=_writes(scope))
+            if self._arriving >= ARRIVING * self._max_concurrent:
+                raise _overloaded(f"{self._arriving} requests are arriving already")
         except HalflifeError as error:
             await _refuse(send_with_headers, error, request_id)
             return
-        self._under_way += 1
-        try:
-            await self._bounded(scope, receive, send_with_headers, request_id)
-        finally:
-            self._under_way -= 1
+        await self._bounded(scope, receive, send_with_headers, request_id)
+
+    def _check_room(self, *, writes: bool) -> None:
+        """Raise where as many requests are being answered as may be; writes, which may wait long, leave room to others."""
+        if self._under_way >= self._max_concurrent:
+            raise _overloaded(f"{self._max_concurrent} requests are being answered already")
+        if writes and self._writing >= max(1, self._max_concurrent - self._max_concurrent // 4):
+            raise _overloaded(f"{self._writing} writes are being done already")
 
     # --- who asks
 
@@ -188,11 +198,13 @@ class Edge:
         state = scope["state"]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         declared = headers.get(b"content-length", b"")
+        place = _Place(self, writes=_writes(scope))
         intake = _Intake(
             receive,
             empty=b"transfer-encoding" not in headers and declared in (b"", b"0"),
             most_bytes=self._max_body_bytes,
             most_pause_s=self._most_pause_s,
+            place=place,
         )
         started = False
 
@@ -204,8 +216,13 @@ class Edge:
                 await send(message)
 
         if declared.isdigit() and int(declared) > self._max_body_bytes:
-            await _refuse(send, _too_large(self._max_body_bytes), request_id, headers=[_CLOSE])
+            await _refuse(
+                send, _too_large(self._max_body_bytes), request_id, headers=[_CLOSE], unread=receive
+            )
             return
+        place.arrive()
+        if intake.empty:
+            place.be_answered()  # it was looked at a moment ago, and nothing has run since
         work = asyncio.ensure_future(self._app(scope, intake.receive, noting))
         left = asyncio.ensure_future(intake.left())
         failure: HalflifeError | None = None
@@ -227,28 +244,79 @@ class Edge:
                     )
             else:
                 await work
-        except (_BodyLarge, _BodySlow):
+        except (_BodyLarge, _BodySlow, _Overloaded):
             pass
         finally:
+            place.leave()
             for task in (work, left):
                 task.cancel()
             await asyncio.gather(work, left, return_exceptions=True)
         failure = failure or intake.failure
         if failure is not None and not started:
-            close = [] if isinstance(failure, DeadlineExceeded) else [_CLOSE]
-            await _refuse(send, failure, request_id, headers=close)
+            cut_off = isinstance(failure, _BodyLarge | _BodySlow)
+            await _refuse(
+                send,
+                failure,
+                request_id,
+                headers=[_CLOSE] if cut_off else [],
+                unread=receive if isinstance(failure, _BodyLarge) else None,
+            )
 
     def _id(self, scope: ConnectionScope) -> str:
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         return given.decode() if _REQUEST_ID.fullmatch(given) else self._new_id()
 
 
+class _Place:
+    """A request's place: among those that arrive while its body comes, among those that are answered afterwards.
+
+    So a sender that is slow takes no place from callers who can be answered at once.
+    """
+
+    def __init__(self, edge: Edge, *, writes: bool) -> None:
+        self._edge = edge
+        self._writes = writes
+        self._state: Literal["before", "arriving", "answered", "gone"] = "before"
+        self._bytes = 0
+
+    def arrive(self) -> None:
+        self._state = "arriving"
+        self._edge._arriving += 1
+
+    def hold(self, count: int) -> None:
+        """Count bytes that came. Raises where all bodies together hold too many."""
+        self._bytes += count
+        self._edge._held_bytes += count
+        if self._edge._held_bytes > HELD_BODIES * self._edge._max_body_bytes:
+            raise _overloaded("too many large bodies are arriving")
+
+    def be_answered(self) -> None:
+        """Take a place among those that are answered. Raises where there is none."""
+        self._edge._check_room(writes=self._writes)
+        self._edge._arriving -= 1
+        self._edge._under_way += 1
+        self._edge._writing += self._writes
+        self._state = "answered"
+
+    def leave(self) -> None:
+        if self._state == "arriving":
+            self._edge._arriving -= 1
+        elif self._state == "answered":
+            self._edge._under_way -= 1
+            self._edge._writing -= self._writes
+        self._edge._held_bytes -= self._bytes
+        self._state, self._bytes = "gone", 0
+
+
 class _Intake:
     """The body on its way in, bounded in bytes, pauses and pace; afterwards, whether the caller is still there."""
 
-    def __init__(self, receive: Receive, *, empty: bool, most_bytes: int, most_pause_s: float) -> None:
+    def __init__(
+        self, receive: Receive, *, empty: bool, most_bytes: int, most_pause_s: float, place: _Place
+    ) -> None:
         """`empty`: no body was announced, so that nothing has to be read before the caller can be watched."""
         self._receive = receive
+        self._place = place
         self._most_bytes = most_bytes
         self._most_pause_s = most_pause_s
         self._begun = asyncio.get_running_loop().time()
@@ -256,14 +324,14 @@ class _Intake:
         self._given = False
         self._whole = asyncio.Event()
         self._gone = asyncio.Event()
-        self._empty = empty
+        self.empty = empty
         self.failure: HalflifeError | None = None
         if empty:
             self._whole.set()
 
     async def receive(self) -> Message:
         """Return the next message as the application takes it, or raise `failure`, having noted it."""
-        if self._empty and not self._given:
+        if self.empty and not self._given:
             self._given = True
             return {"type": "http.request", "body": b"", "more_body": False}
         if self._whole.is_set():
@@ -277,17 +345,29 @@ class _Intake:
             self._whole.set()
             self._gone.set()
             return message
-        self._read += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        self._read += size
         if self._read > self._most_bytes:
             raise self._failed(_too_large(self._most_bytes))
+        try:
+            self._place.hold(size)
+        except HalflifeError as error:
+            raise self._failed(error) from None
         if not message.get("more_body", False):
             self._whole.set()
+            self._take_place()
         else:
             # A byte every few seconds never pauses long, and would hold a place for hours.
             taken_s = asyncio.get_running_loop().time() - self._begun
             if taken_s > self._most_pause_s + self._read / _LEAST_BODY_RATE:
                 raise self._failed(_too_slow(self._most_pause_s))
         return message
+
+    def _take_place(self) -> None:
+        try:
+            self._place.be_answered()
+        except HalflifeError as error:
+            raise self._failed(error) from None
 
     def _failed(self, error: HalflifeError) -> HalflifeError:
         self.failure = error
@@ -362,6 +442,14 @@ class _BodySlow(HalflifeError):
     title = "The body did not come"
 
 
+def _overloaded(what: str) -> HalflifeError:
+    return _Overloaded(what, remedy="try again after the pause", retry_after_s=1)
+
+
+def _writes(scope: ConnectionScope) -> bool:
+    return scope["method"] not in ("GET", "HEAD") and scope["path"].startswith("/v1/collections/")
+
+
 def _too_large(most_bytes: int) -> HalflifeError:
     return _BodyLarge(
         f"the body is larger than {most_bytes} bytes", remedy="send fewer documents at once", limit=most_bytes
@@ -383,7 +471,13 @@ def _rate_headers(taken: Taken) -> list[tuple[bytes, bytes]]:
     ]
 
 
-async def _refuse(send: Send, error: HalflifeError, request_id: str, *, headers: Headers = ()) -> None:
+async def _refuse(
+    send: Send, error: HalflifeError, request_id: str, *, headers: Headers = (), unread: Receive | None = None
+) -> None:
+    """Answer with the error. `unread`: a body is still coming, and the connection is closed behind the answer.
+
+    Closing it at once would reset it, and a caller who is still sending would see that instead of the answer.
+    """
     body = json.dumps({**error.problem(), "request_id": request_id}).encode()
     more = [*headers]
     if error.retry_after_s is not None:
@@ -396,4 +490,20 @@ async def _refuse(send: Send, error: HalflifeError, request_id: str, *, headers:
             (b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode()), *more,
         ],
     })  # fmt: skip
+    if unread is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await _swallow(unread)
+        body = b""
     await send({"type": "http.response.body", "body": body})
+
+
+async def _swallow(receive: Receive) -> None:
+    """Read what a caller goes on sending, for a moment."""
+    left = SWALLOWED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SWALLOWED_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                left -= len(message.get("body", b""))

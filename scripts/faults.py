@@ -12,6 +12,7 @@ Ends with `rows=N failed=M`; the exit code is 0 where no row missed its target. 
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import json
 import math
 import platform
@@ -728,6 +729,106 @@ async def filter_injection(rig: Rig) -> AsyncIterator[Finding]:
         "all 422, 0 calls", f"{asked - len(wrong)} of {asked} refused{': ' + '; '.join(wrong[:6]) if wrong else ''}, {calls} calls",
         not wrong and calls == 0,
     )  # fmt: skip
+
+
+@row("tenants")
+async def tenants(rig: Rig) -> AsyncIterator[Finding]:
+    """Two keys with a forced filter each on one collection, one trying every way into the other's documents."""
+    tokens = {
+        name: f"hlf_{name}_{rig.random.getrandbits(128):032x}" for name in ("admin", "a", "b", "elsewhere")
+    }
+    keys: list[Json] = [
+        {"id": "admin", "scopes": ["read", "write", "admin"], "collections": ["*"]},
+        *({"id": who, "scopes": ["read", "write"], "collections": [COLLECTION], "filter": {"tenant": who}} for who in "ab"),
+        {"id": "elsewhere", "scopes": ["read", "write", "admin"], "collections": ["other-*"]},
+    ]  # fmt: skip
+    for key in keys:
+        key["hash"] = "sha256:" + hashlib.sha256(tokens[key["id"]].encode()).hexdigest()
+    bearer = {name: {"authorization": f"Bearer {token}"} for name, token in tokens.items()}
+    await rig.restart(KEYS=json.dumps(keys))
+    try:
+        mine = [
+            {**rig.document(f"{who}-{n}", f"leave {_MARK}{who} {n}"), "metadata": {"tenant": who}}
+            for who in "ab" for n in range(5)
+        ]  # fmt: skip
+        body = {"documents": mine, "refresh": "wait_for"}
+        stored = await rig.ask("POST", DOCUMENTS, body, headers=bearer["admin"])
+        theirs = await rig.ask("POST", "/v1/search", {**_SEARCH, "top_k": 2}, headers=bearer["a"])
+        leaks: list[str] = []
+        for name, (method, path, asked) in _ways_in(theirs.body.get("cursor")).items():
+            for who in ("b", "elsewhere"):
+                answer = await rig.ask(method, path, asked, headers=bearer[who])
+                if f"{_MARK}a" in answer.text or any(hit["id"].startswith("a-") for hit in answer.hits):
+                    leaks.append(f"{name} by {who}")
+        unlike: list[str] = []
+        for who in ("b", "elsewhere"):
+            for method in ("GET", "DELETE"):
+                foreign = await rig.ask(method, f"{DOCUMENTS}/a-0", headers=bearer[who])
+                missing = await rig.ask(method, f"{DOCUMENTS}/nothing", headers=bearer[who])
+                if (foreign.status, foreign.body.get("detail")) != (
+                    missing.status,
+                    missing.body.get("detail"),
+                ):
+                    unlike.append(f"{method} by {who}")
+        after = await rig.ask("POST", "/v1/search", {**_SEARCH, "top_k": 50}, headers=bearer["a"])
+        kept = {hit["id"]: hit["text"] for hit in after.hits}
+        wanted = {item["id"]: item["text"] for item in mine if item["id"].startswith("a-")}
+        without = [await rig.ask("POST", "/v1/search", _SEARCH, headers=given) for given in ({}, _FOREIGN)]
+    finally:
+        await rig.restart()
+    ways = 2 * len(_ways_in(None))
+    yield Finding(
+        "tenants", "neither text nor change crosses; what is another's looks like what is not there",
+        "0 of all ways in, nothing changed, 404s alike, 401 without a key",
+        f"{len(leaks)} of {ways} ways in{': ' + '; '.join(leaks) if leaks else ''}; {len(kept)} of {len(wanted)} unchanged: "
+        f"{kept == wanted}; {len(unlike)} unlike; without a key {[answer.status for answer in without]}",
+        stored.status == 200 and not leaks and kept == wanted and not unlike
+        and all(answer.status == 401 for answer in without),
+    )  # fmt: skip
+
+
+_MARK: Final = "qzxv"
+"""Begins a word of each tenant's texts that no query asks for: an answer that holds it holds a text."""
+_FOREIGN: Final = {"authorization": "Bearer hlf_guessed"}
+_SEARCH: Final[Json] = {"collection": COLLECTION, "query": "leave", "top_k": 20}
+
+
+def _ways_in(cursor: str | None) -> dict[str, tuple[str, str, Any]]:
+    """Return what tenant b tries: name -> (method, path, body)."""
+    foreign: Json = {"id": "a-0", "text": "taken over", "metadata": {"tenant": "b"}}
+    search, collection = "/v1/search", f"/v1/collections/{COLLECTION}"
+    return {
+        "search": ("POST", search, _SEARCH),
+        "search with their filter": ("POST", search, {**_SEARCH, "filter": {"tenant": "a"}}),
+        "search with or": ("POST", search, {**_SEARCH, "filter": {"or": [{"tenant": "a"}, {"tenant": "b"}]}}),
+        "search with not": ("POST", search, {**_SEARCH, "filter": {"not": {"tenant": "b"}}}),
+        "search with exists": ("POST", search, {**_SEARCH, "filter": {"tenant": {"exists": True}}}),
+        "search with explain": ("POST", search, {**_SEARCH, "explain": True}),
+        "search by route filter": (
+            "POST", search, {**_SEARCH, "routes": [{"kind": "text", "filter": {"tenant": "a"}}, {"kind": "vector"}]},
+        ),
+        "search, chunks": ("POST", search, {**_SEARCH, "collapse": False}),
+        "search, reranked": ("POST", search, {**_SEARCH, "rerank": {"candidates": 20}}),
+        "search, diversified": ("POST", search, {**_SEARCH, "mmr": {"lambda": 0.5}, "dedup": {"threshold": 0.99}}),
+        "batch": ("POST", search, {"collection": COLLECTION, "queries": [{"query": "leave"}]}),
+        "their cursor": ("POST", search, {"cursor": cursor or "x"}),
+        "why": ("POST", "/v1/why", {**_SEARCH, "id": "a-0"}),
+        "list": ("GET", f"{DOCUMENTS}?size=1000", None),
+        "list with their filter": ("GET", f'{DOCUMENTS}?filter={{"tenant":"a"}}', None),
+        "get": ("GET", f"{DOCUMENTS}/a-0", None),
+        "overwrite": ("POST", DOCUMENTS, {"documents": [foreign]}),
+        "overwrite as theirs": ("POST", DOCUMENTS, {"documents": [{**foreign, "metadata": {"tenant": "a"}}]}),
+        "write into theirs": ("POST", DOCUMENTS, {"documents": [{"id": "a-9", "text": "x", "metadata": {"tenant": "a"}}]}),
+        "patch": ("PATCH", DOCUMENTS, {"documents": [{"id": "a-0", "metadata": {"tenant": "b"}}]}),
+        "patch their title": ("PATCH", DOCUMENTS, {"documents": [{"id": "a-0", "title": "taken"}]}),
+        "patch own into theirs": ("PATCH", DOCUMENTS, {"documents": [{"id": "b-0", "metadata": {"tenant": "a"}}]}),
+        "delete": ("DELETE", f"{DOCUMENTS}/a-1", None),
+        "delete by ids": ("POST", f"{DOCUMENTS}/delete", {"ids": ["a-2", "a-3"]}),
+        "delete by filter": ("POST", f"{DOCUMENTS}/delete", {"filter": {"tenant": "a"}}),
+        "delete collection": ("DELETE", f"{collection}?confirm={COLLECTION}", None),
+        "change collection": ("PUT", collection, {"default_profile": None}),
+        "metrics": ("GET", "/metrics", None),
+    }  # fmt: skip
 
 
 async def _quiet(rig: Rig) -> None:

@@ -79,6 +79,7 @@ class Answer:
     at: float
     body: Json = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
 
     @property
     def hits(self) -> list[Json]:
@@ -264,9 +265,8 @@ class Rig:
             told = response.json()
         except ValueError:
             told = {}
-        return Answer(
-            response.status_code, taken, begun, told if isinstance(told, dict) else {}, dict(response.headers)
-        )
+        body = told if isinstance(told, dict) else {}
+        return Answer(response.status_code, taken, begun, body, dict(response.headers), response.text)
 
     def query(self) -> str:
         """Return a question that was not asked before, so that no cache answers it."""
