@@ -133,3 +133,37 @@ class RetryBudget:
     def _save(self, retries: float) -> None:
         # What was granted beyond `most` stays until it is used.
         self._saved = max(self._saved, min(self._most, self._saved + retries))
+
+
+class Concurrency:
+    """How many requests may be answered at once, fitted to what the machine and the cluster can do now.
+
+    Falls by a tenth when answers take longer than `slow_s`, at most once in that time and not below `least`; rises by
+    one for as many quick answers as there are places. So under overload those who are let in are still answered in
+    time, and the others are told at once. (Additive increase, multiplicative decrease, as TCP's windows.)
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], *, most: int, slow_s: float, least: int = 8, cut: float = 0.9
+    ) -> None:
+        self._clock = clock
+        self._most = most
+        self._least = min(least, most)
+        self._slow_s = slow_s
+        self._cut = cut
+        self._limit = float(most)
+        self._cut_at = clock() - slow_s
+
+    @property
+    def limit(self) -> int:
+        """The number now."""
+        return int(self._limit)
+
+    def note(self, took_s: float, *, under_way: int) -> None:
+        """Take an answer into account that came after so long, while so many were under way, it included."""
+        if took_s <= self._slow_s:
+            self._limit = min(self._most, self._limit + 1 / self._limit)
+        elif under_way * 2 >= self._limit and self._clock() - self._cut_at >= self._slow_s:
+            # Slow alone is a large request; slow among many is too many.
+            self._limit = max(self._least, self._limit * self._cut)
+            self._cut_at = self._clock()

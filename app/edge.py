@@ -18,6 +18,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from app import observing
+from app.breaker import Concurrency
 from app.errors import (
     DeadlineExceeded,
     Forbidden,
@@ -90,6 +91,9 @@ class Edge:
         self._budget_s = budget_s
         self._most_pause_s = most_pause_s
         self._clock = clock
+        # Answers at a quarter of their budget leave room for the slower ones to stay within it.
+        self._room = Concurrency(clock, most=max_concurrent, slow_s=budget_s / 4)
+        observing.ROOM.set(max_concurrent)
         self._under_way = 0
         self._writing = 0
         self._arriving = 0
@@ -144,8 +148,8 @@ class Edge:
 
     def _check_room(self, *, writes: bool) -> None:
         """Raise where as many requests are being answered as may be; writes, which may wait long, leave room to others."""
-        if self._under_way >= self._max_concurrent:
-            raise _overloaded(f"{self._max_concurrent} requests are being answered already")
+        if self._under_way >= self._room.limit:
+            raise _overloaded(f"{self._under_way} requests are being answered already")
         if writes and self._writing >= max(1, self._max_concurrent - self._max_concurrent // 4):
             raise _overloaded(f"{self._writing} writes are being done already")
 
@@ -278,6 +282,7 @@ class _Place:
         self._writes = writes
         self._state: Literal["before", "arriving", "answered", "gone"] = "before"
         self._bytes = 0
+        self._begun = 0.0
 
     def arrive(self) -> None:
         self._state = "arriving"
@@ -297,11 +302,18 @@ class _Place:
         self._edge._under_way += 1
         self._edge._writing += self._writes
         self._state = "answered"
+        self._begun = self._edge._clock()
 
     def leave(self) -> None:
         if self._state == "arriving":
             self._edge._arriving -= 1
         elif self._state == "answered":
+            if not self._writes:
+                # Writes may wait long for a cluster that is away, which says nothing of how many fit.
+                self._edge._room.note(
+                    self._edge._clock() - self._begun, under_way=self._edge._under_way - self._edge._writing
+                )
+                observing.ROOM.set(self._edge._room.limit)
             self._edge._under_way -= 1
             self._edge._writing -= self._writes
         self._edge._held_bytes -= self._bytes

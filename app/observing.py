@@ -76,6 +76,8 @@ REFUSED = Counter(
 )
 UNDER_WAY = Gauge("halflife_requests_under_way", "Requests being answered.")
 
+ROOM = Gauge("halflife_requests_room", "Requests that may be answered at once; fewer while answers are slow.")
+
 CALLS = Histogram(
     "halflife_dependency_seconds",
     "Time of one call to a dependency, by how it ended (ok, refused, failed, unknown).",

@@ -230,7 +230,9 @@ class Settings(BaseSettings):
         MAX_ITEMS, ge=1, le=MAX_ITEMS, description="Documents, changes or ids in one request."
     )
     max_concurrent_requests: int = Field(
-        64, ge=1, description="Requests answered at once; more get 503 with Retry-After."
+        64,
+        ge=1,
+        description="Requests answered at once, fewer while answers are slow; more get 503 with Retry-After.",
     )
     search_log_rate: float = Field(
         0.0, ge=0, le=1, description="Share of the searches that are logged to `halflife_searches`; 0: none."

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from app.breaker import Breaker, RetryBudget
+from app.breaker import Breaker, Concurrency, RetryBudget
 
 
 class Clock:
@@ -130,3 +130,28 @@ def test_a_grant_is_used_once(clock):
     budget.grant(30)
     budget.offer()
     assert sum(budget.take() for _ in range(50)) == 30
+
+
+def test_room_shrinks_while_answers_are_slow_and_grows_again(clock):
+    room = Concurrency(clock, most=40, slow_s=2.0, least=8)
+    for _ in range(40):
+        room.note(9.0, under_way=40)
+    assert room.limit == 36  # 40 × 0.9: once in two seconds, however many are slow
+    for _ in range(50):
+        clock.now += 2.0
+        room.note(9.0, under_way=room.limit)
+    assert room.limit == 8
+    for _ in range(8 + 9 + 10):
+        room.note(0.1, under_way=8)
+    assert room.limit in (10, 11)
+    for _ in range(5_000):
+        room.note(0.1, under_way=8)
+    assert room.limit == 40
+
+
+def test_a_slow_answer_among_few_takes_no_room(clock):
+    room = Concurrency(clock, most=40, slow_s=2.0)
+    for _ in range(10):
+        clock.now += 5.0
+        room.note(9.0, under_way=19)
+    assert room.limit == 40
