@@ -770,9 +770,15 @@ def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, n
         return None
     reached = run.offset + len(outcome.page)
     if reached >= len(outcome.order):
+        counted_up_to = {route.name: not route.needs_vector for route in run.plan.routes}
         truncated = run.plan.search.rerank is None and any(
-            answer.total is not None and answer.total.value > len(answer.candidates)
-            for answer in run.answers.values()
+            answer.total is not None
+            and (
+                answer.total.value > len(answer.candidates)
+                # Words are counted up to 10,000 only; of a kNN route "gte" says no more than that it was full.
+                or (counted_up_to[name] and answer.total.relation == "gte")
+            )
+            for name, answer in run.answers.items()
         )
         if truncated and outcome.page and run.plan.search.paging:
             run.warnings.append(
