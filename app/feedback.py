@@ -23,7 +23,7 @@ from app.errors import HalflifeError, NotFound
 from app.models import BulkResult, Feedback, FeedbackItem, ItemError, ItemResult
 from app.ratings import POSITIVE, Ratings, Vote, passed_over, rate
 from app.searchlog import ALIAS as SEARCHES
-from app.searchlog import Logged, SearchLog, sweep
+from app.searchlog import Logged, SearchLog, query_hash, sweep
 from app.times import format_instant, parse_instant, to_ms
 
 PURPOSE: Final = "feedback"
@@ -194,11 +194,15 @@ class Votes:
 
     # --- ratings
 
-    async def ratings(self, collection: str, as_of: datetime | None) -> Ratings | None:
-        """Return the collection's ratings as of an instant (None: about now); None while they can't be had.
+    async def ratings(self, collection: str, query: str, as_of: datetime | None) -> Ratings | None:
+        """Return the ratings under a query as of an instant (None: about now); None while they can't be had.
 
         Waits for the cluster only where nothing was read yet, and then for half a second at most. Never raises.
         """
+        known = await self._ratings(collection, as_of)
+        return None if known is None else known.under(query_hash(query, self._secret))
+
+    async def _ratings(self, collection: str, as_of: datetime | None) -> Ratings | None:
         known = self._known.get(collection)
         if known is None:
             known = self._known[collection] = _Known()
@@ -307,6 +311,7 @@ async def _votes(
             verdict=source["verdict"],
             rank=source["rank"],
             at_ms=to_ms(parse_instant(source["@timestamp"])),
+            question=source["query_hash"],
         )
         voter = (vote.key, vote.voter)
         by_voter[voter] = by_voter.get(voter, 0) + 1

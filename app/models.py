@@ -441,7 +441,7 @@ class FeedbackOptions(Value):
     """Let what callers made of earlier hits count; see `POST /v1/feedback`."""
 
     strength: Annotated[float, Field(gt=0, le=0.3)] = Field(
-        0.1,
+        0.2,
         description="The fused score is multiplied by a factor within 1 - strength and 1 + strength.",
     )
     as_of: Instant | None = Field(None, description="Votes up to then count; about now if left out.")
@@ -1197,6 +1197,9 @@ class HitFeedback(Value):
 
     factor: float
     voters: int
+    basis: Literal["question", "document"] = Field(
+        description="Whose votes: those on hits of the same question, or (at half the weight) those under any."
+    )
     rate: float = Field(
         description="Share of votes for it among those that looked at it, decayed and capped."
     )

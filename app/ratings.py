@@ -1,15 +1,16 @@
 """Votes on hits made one rating per document: how far it leans from what its collection's hits usually get.
 
-Pure: the instant of the rating comes in. Three things keep a rating honest. A hit that was not clicked counts only as
+Pure: the instant of the rating comes in. Votes on hits of the same question say most; where they are too few, the votes
+on the document under any question speak for it, at half the weight. Three things keep a rating honest. A hit that was not clicked counts only as
 much as it was likely looked at, so that standing low is not held against it. A voter counts once per document, however
 often it votes, and the voters of one key together at most `MOST_PER_KEY` times. And only what lies outside the Wilson
 interval moves anything, so a handful of votes does not.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 from app.models import HitFeedback
 from app.times import DAY_MS
@@ -22,6 +23,9 @@ Z: Final = 1.64
 USUAL: Final = 0.5
 """The rate that a document must beat where only clicks are reported, and the most it must beat anywhere."""
 PRIOR_VOTES: Final = 10.0
+CARRY: Final = 0.5
+"""What a document's votes under other questions count. With simulated clicks on medline, cranfield and cisi 0.5 was as
+good as 1 or better at a strength of 0.3, and lost less to a flood; see DECISIONS.md."""
 
 POSITIVE: Final = frozenset({"clicked", "helpful"})
 
@@ -36,6 +40,8 @@ class Vote:
     verdict: str
     rank: int
     at_ms: int
+    question: str = ""
+    """The hash of the query under which it was shown."""
 
 
 @dataclass(slots=True)
@@ -46,6 +52,7 @@ class Rating:
     rate: float = 0.0
     voters: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    basis: Literal["question", "document"] = "document"
 
     def factor(self, strength: float) -> float:
         """Return what multiplies the fused score: within 1 - strength and 1 + strength."""
@@ -57,6 +64,7 @@ class Rating:
             factor=self.factor(strength),
             voters=self.voters,
             rate=self.rate,
+            basis=self.basis,
             clicked=self.counts.get("clicked", 0),
             ignored=self.counts.get("ignored", 0),
             helpful=self.counts.get("helpful", 0),
@@ -71,6 +79,13 @@ class Ratings:
     as_of_ms: int
     usual: float
     by_document: Mapping[str, Rating]
+    by_question: Mapping[str, Mapping[str, Rating]] = field(default_factory=dict)
+
+    def under(self, question: str) -> "Ratings":
+        """Return the ratings that hold for the hits of one question (its hash)."""
+        return replace(
+            self, by_document=_Under(self.by_question.get(question, {}), self.by_document), by_question={}
+        )
 
 
 def passed_over(rank: int) -> float:
@@ -94,14 +109,54 @@ def interval(rate: float, weight: float) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+class _Under(Mapping[str, Rating]):
+    """Ratings under one question: its own where they lean, else those under any at `CARRY` of their lean.
+
+    Made when they are looked up: a search looks up a window of thousands.
+    """
+
+    def __init__(self, own: Mapping[str, Rating], any_question: Mapping[str, Rating]) -> None:
+        self._own = own
+        self._any = any_question
+
+    def __getitem__(self, document: str) -> Rating:
+        rating = self._any[document]
+        own = self._own.get(document)
+        return own if own is not None and own.lean != 0 else replace(rating, lean=CARRY * rating.lean)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._any)
+
+    def __len__(self) -> int:
+        return len(self._any)
+
+
 def rate(votes: Iterable[Vote], *, as_of_ms: int) -> Ratings:
-    """Return the ratings that the votes up to `as_of_ms` give."""
+    """Return the ratings that the votes up to `as_of_ms` give, of documents under any question and under each."""
+    counted = [vote for vote in votes if vote.at_ms <= as_of_ms]
+    by_question: dict[str, list[Vote]] = {}
+    for vote in counted:
+        by_question.setdefault(vote.question, []).append(vote)
+    usual, by_document = _rated(counted, as_of_ms=as_of_ms, basis="document")
+    return Ratings(
+        as_of_ms,
+        usual,
+        by_document,
+        {
+            question: _rated(given, as_of_ms=as_of_ms, basis="question")[1]
+            for question, given in by_question.items()
+        },
+    )
+
+
+def _rated(
+    votes: Sequence[Vote], *, as_of_ms: int, basis: Literal["question", "document"]
+) -> tuple[float, dict[str, Rating]]:
+    """Return (usual rate, document -> rating)."""
     # document -> (key, voter) -> [for, against]
     masses: dict[str, dict[tuple[str, str], list[float]]] = {}
     rated: dict[str, Rating] = {}
     for vote in votes:
-        if vote.at_ms > as_of_ms:
-            continue
         faded = 0.5 ** ((as_of_ms - vote.at_ms) / (HALF_LIFE_DAYS * DAY_MS))
         mass = masses.setdefault(vote.document, {}).setdefault((vote.key, vote.voter), [0.0, 0.0])
         if vote.verdict in POSITIVE:
@@ -110,30 +165,25 @@ def rate(votes: Iterable[Vote], *, as_of_ms: int) -> Ratings:
             mass[1] += faded * passed_over(vote.rank)
         else:
             mass[1] += faded
-        counts = rated.setdefault(vote.document, Rating()).counts
+        counts = rated.setdefault(vote.document, Rating(basis=basis)).counts
         counts[vote.verdict] = counts.get(vote.verdict, 0) + 1
-    sums: dict[str, tuple[float, float]] = {}
-    for document, by_voter in masses.items():
-        sums[document] = _capped(by_voter)
-        rated[document].voters = len(by_voter)
-    for_all, against_all = (
-        (math.fsum(part) for part in zip(*sums.values(), strict=True)) if sums else (0.0, 0.0)
-    )
-    usual = min(
-        USUAL, (for_all + USUAL * PRIOR_VOTES) / (for_all + against_all + PRIOR_VOTES)
-    )  # fmt: skip
+    sums = {document: _capped(by_voter) for document, by_voter in masses.items()}
+    for_all = math.fsum(positive for positive, _ in sums.values())
+    against_all = math.fsum(negative for _, negative in sums.values())
+    usual = min(USUAL, (for_all + USUAL * PRIOR_VOTES) / (for_all + against_all + PRIOR_VOTES))
     for document, (positive, negative) in sums.items():
+        rating = rated[document]
+        rating.voters = len(masses[document])
         weight = positive + negative
         if weight <= 0:
             continue
-        rating = rated[document]
         rating.rate = positive / weight
         low, high = interval(rating.rate, weight)
         if low > usual:
             rating.lean = (low - usual) / (1 - usual)
         elif high < usual:
             rating.lean = (high - usual) / usual
-    return Ratings(as_of_ms, usual, rated)
+    return usual, rated
 
 
 def _capped(by_voter: Mapping[tuple[str, str], list[float]]) -> tuple[float, float]:

@@ -71,8 +71,8 @@ class Doors:
     embedder_of: Callable[[Collection], Embedder] | None = None
     """The embedder whose vectors a collection's are; `embedder` for all if left out."""
     touch_ahead_s: float = 60.0
-    votes: Callable[[str, datetime | None], Awaitable[Ratings | None]] | None = None
-    """A collection's ratings as of an instant (None: about now); None while they can't be had. Never raises."""
+    votes: Callable[[str, str, datetime | None], Awaitable[Ratings | None]] | None = None
+    """A collection's ratings under a query, as of an instant (None: about now); None while they can't be had. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,9 @@ async def with_votes(plan: Plan, *, doors: Doors) -> Plan:
     """Return the plan with the ratings of its collection, where votes shall count and their ratings can be had."""
     if plan.feedback is None or doors.votes is None:
         return plan
-    return replace(plan, ratings=await doors.votes(plan.collection.name, plan.feedback.as_of))
+    return replace(
+        plan, ratings=await doors.votes(plan.collection.name, plan.search.query, plan.feedback.as_of)
+    )
 
 
 def _check_touch(request: Search, *, doors: Doors, now_ms: int) -> None:

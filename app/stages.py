@@ -78,7 +78,7 @@ def rated(plan: Plan, order: list[Placed]) -> list[Placed]:
     Scores may be below 0 (z-scores): the least of the head is taken as zero then, as for a decay placed after fusion.
     The tail keeps its order, below the head.
     """
-    if plan.feedback is None or plan.ratings is None or not plan.ratings.by_document:
+    if plan.feedback is None or plan.ratings is None:
         return order
     head = [item for item in order if not item.tail]
     zero = min([0.0, *(item.score for item in head)])

@@ -130,3 +130,24 @@ def test_the_order_of_votes_is_no_matter():
              for n in range(60)]  # fmt: skip
     one, other = rate(votes, as_of_ms=NOW), rate(votes[::-1], as_of_ms=NOW)
     assert one.by_document["d"].rate == pytest.approx(other.by_document["d"].rate)
+
+
+def test_votes_under_the_same_question_say_most():
+    liked = [Vote("d", f"v{n}", f"k{n}", "clicked", 1, NOW, "q1") for n in range(20)]
+    disliked = [Vote("d", f"v{n}", f"k{n}", "unhelpful", 1, NOW, "q2") for n in range(20)]
+    ratings = rate([*liked, *disliked], as_of_ms=NOW)
+    assert ratings.by_document["d"].lean == 0
+    first, second, third = (ratings.under(question).by_document["d"] for question in ("q1", "q2", "q3"))
+    assert (first.basis, first.counts) == ("question", {"clicked": 20})
+    assert first.lean > 0.5
+    assert second.lean < -0.2
+    assert (third.basis, third.lean) == ("document", 0)
+
+
+def test_under_another_question_a_document_carries_half():
+    ratings = rate([Vote("d", f"v{n}", f"k{n}", "clicked", 1, NOW, "q1") for n in range(20)], as_of_ms=NOW)
+    carried = ratings.under("q2").by_document["d"]
+    assert carried.lean == pytest.approx(ratings.by_document["d"].lean / 2)
+    assert carried.counts == {"clicked": 20}
+    assert "other" not in ratings.under("q2").by_document
+    assert ratings.under("q2").by_document.get("other") is None
