@@ -171,6 +171,9 @@ async def test_settings_of_a_new_index(cluster, collection):
         "index.translog.durability": "request",
         "index.mapping.nested_objects.limit": "50000",
         "index.max_inner_result_window": "10000",
+        "index.search.slowlog.include.user": "true",
+        "index.indexing.slowlog.include.user": "true",
+        "index.indexing.slowlog.source": "false",
     }
     assert {key: settings.get(key) for key in wanted} == wanted
 

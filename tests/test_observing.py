@@ -1,0 +1,380 @@
+"""What operators see: metrics, spans, log lines, readiness, request ids, and the end of a process."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
+
+from app import logs, observing
+from app.errors import InvalidRequest
+from app.settings import Settings
+from scripts.stack import python_command
+from scripts.supervisor import free_port
+from tests.fakes import EmbeddingServer, Reply, RerankServer
+from tests.service import Running, serving
+
+DIMS = 16
+
+
+@pytest.fixture(scope="module")
+def embedding() -> Iterator[EmbeddingServer]:
+    with EmbeddingServer(dims=DIMS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def reranker() -> Iterator[RerankServer]:
+    with RerankServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def spans() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture(scope="module")
+def tracing(spans: InMemorySpanExporter) -> Iterator[observing.Tracing]:
+    made = observing.trace_with(spans, service="halflife-test", version="0")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def service(
+    node_url: str, embedding: EmbeddingServer, reranker: RerankServer, tracing: observing.Tracing
+) -> Iterator[Running]:
+    settings = Settings(
+        elasticsearch_url=node_url,
+        elasticsearch_timeout_s=60,
+        embedding_base_url=embedding.base_url,
+        embedding_model="far-end",
+        embedding_dims=DIMS,
+        embedding_query_prefix="",
+        embedding_document_prefix="",
+        rerank_url=f"{reranker.url}/rerank",
+    )
+    with serving(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def client(service: Running) -> httpx2.Client:
+    return service.client
+
+
+@pytest.fixture(scope="module")
+def collection(service: Running) -> Iterator[str]:
+    name = f"seen_{uuid.uuid4().hex[:10]}"
+    documents = [{"id": str(n), "text": f"word {n} unspeakable"} for n in range(3)]
+    answer = service.client.post(
+        f"/v1/collections/{name}/documents", json={"documents": documents, "refresh": "wait_for"}
+    )
+    assert answer.status_code == 200, answer.text
+    yield name
+    service.client.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
+def samples(client: httpx2.Client) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample of /metrics, as Prometheus' own parser reads it."""
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def total(client: httpx2.Client, name: str, **labels: str) -> float:
+    return sum(
+        value
+        for (found, has), value in samples(client).items()
+        if found == name and labels.items() <= dict(has).items()
+    )
+
+
+def settled(client: httpx2.Client, name: str, wanted: float, **labels: str) -> float:
+    """The sum once it has come so far: a request is counted just after its answer has gone out."""
+    deadline = time.monotonic() + 5
+    while (found := total(client, name, **labels)) < wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def search(client: httpx2.Client, collection: str, **more: Any) -> httpx2.Response:
+    return client.post("/v1/search", json={"collection": collection, "query": f"word {uuid.uuid4()}", **more})
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.node
+@pytest.mark.parametrize(
+    "name, labels",
+    [
+        ("halflife_request_seconds_count", {"route": "/v1/search", "method": "POST", "status": "200"}),
+        ("halflife_stage_seconds_count", {"stage": "recall"}),
+        ("halflife_stage_seconds_count", {"stage": "embed query"}),
+        ("halflife_stage_seconds_count", {"stage": "fetch"}),
+        ("halflife_recall_route_seconds_count", {"kind": "text"}),
+        ("halflife_recall_route_seconds_count", {"kind": "vector"}),
+        ("halflife_fused_candidates_count", {}),
+        ("halflife_searches_total", {"answer": "whole"}),
+        ("halflife_embedding_cache_total", {"result": "sent"}),
+        ("halflife_dependency_seconds_count", {"dependency": "embedder", "outcome": "ok"}),
+    ],
+)  # fmt: skip
+def test_one_search_is_counted(client, collection, name, labels):
+    before = total(client, name, **labels)
+    assert search(client, collection).status_code == 200
+    assert settled(client, name, before + 1, **labels) >= before + 1
+
+
+@pytest.mark.node
+def test_refusals_degraded_answers_and_items_are_counted(client, collection, embedding):
+    refused = total(client, "halflife_request_seconds_count", route="/v1/search", status="422")
+    degraded = total(client, "halflife_searches_total", answer="degraded")
+    causes = total(client, "halflife_degraded_total", cause="embedder-rejected")
+    invalid = total(client, "halflife_items_total", status="invalid")
+    cached = total(client, "halflife_embedding_cache_total", result="hit")
+    assert client.post("/v1/search", json={"collection": collection}).status_code == 422
+    embedding.script = [Reply(404, {})]
+    assert search(client, collection).json()["degraded"]
+    documents = [{"id": "3", "text": "word"}, {"id": "..", "text": "word"}]
+    client.post(f"/v1/collections/{collection}/documents", json={"documents": documents})
+    for _ in range(2):
+        client.post("/v1/search", json={"collection": collection, "query": "asked twice"})
+    assert (
+        settled(client, "halflife_request_seconds_count", refused + 1, route="/v1/search", status="422")
+        == refused + 1
+    )
+    assert total(client, "halflife_searches_total", answer="degraded") == degraded + 1
+    assert total(client, "halflife_degraded_total", cause="embedder-rejected") == causes + 1
+    assert total(client, "halflife_items_total", status="invalid") == invalid + 1
+    assert total(client, "halflife_embedding_cache_total", result="hit") == cached + 1
+
+
+@pytest.mark.node
+def test_pools_breakers_and_documents_are_told(client, collection):
+    for dependency, places in (("elasticsearch", 20), ("embedder", 4), ("reranker", 4)):
+        assert total(client, "halflife_pool_size", dependency=dependency) == places
+        assert total(client, "halflife_pool_used", dependency=dependency) <= places
+        assert total(client, "halflife_breaker_state", dependency=dependency) == 0
+    assert "halflife_event_loop_lag_seconds" in {name for name, _ in samples(client)}
+
+
+@pytest.mark.node
+async def test_the_census_counts_documents_without_tombstones(cluster, node_url, client, collection):
+    from app.embedding import Embedder
+    from app.watching import Watch
+
+    client.delete(f"/v1/collections/{collection}/documents/0", params={"refresh": "wait_for"})
+    embedder = Embedder.connect(base_url="http://127.0.0.1:9/v1", api_key=None, model="none", dims=DIMS)
+    watch = Watch(cluster=cluster, embedder=embedder, reranker=None, touches_waiting=lambda: 0)
+    await watch.census()
+    await embedder.close()
+    listed = client.get(f"/v1/collections/{collection}/documents", params={"size": 1}).json()["total"]
+    assert total(client, "halflife_documents", collection=collection) == listed
+    assert total(client, "halflife_census_timestamp_seconds") > 1e9
+
+
+def test_what_was_refused_before_any_route_has_no_path_in_its_labels(client):
+    before = total(client, "halflife_request_seconds_count", route="none", status="404")
+    assert client.get("/somewhere/else").status_code == 404
+    assert (
+        settled(client, "halflife_request_seconds_count", before + 1, route="none", status="404")
+        == before + 1
+    )
+    assert not any("somewhere" in value for _, labels in samples(client) for _, value in labels)
+
+
+# --- spans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.node
+def test_a_search_is_one_trace_down_to_elasticsearch(client, collection, spans, tracing):
+    tracing.flush()
+    spans.clear()
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    asked = {"collection": collection, "query": "word never heard before", "rerank": {"candidates": 5}}
+    assert client.post("/v1/search", json=asked, headers={"traceparent": parent}).status_code == 200
+    tracing.flush()
+    found = [
+        span
+        for span in spans.get_finished_spans()
+        if span.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+    ]
+    names = {span.name for span in found}
+    assert {
+        "POST /v1/search",
+        "recall",
+        "embed query",
+        "embeddings",
+        "routes",
+        "msearch",
+        "fetch",
+        "rerank",
+    } <= names
+    [msearch, *_] = [span for span in found if span.name == "msearch"]
+    assert msearch.attributes is not None
+    assert msearch.attributes["db.system.name"] == "elasticsearch"
+    told = json.dumps([dict(span.attributes or {}) for span in found], default=str)
+    assert "never heard" not in told
+    assert "unspeakable" not in told
+
+
+def test_health_is_not_traced(client, spans, tracing):
+    tracing.flush()
+    spans.clear()
+    client.get("/livez")
+    client.get("/metrics")
+    tracing.flush()
+    assert [
+        span.name for span in spans.get_finished_spans() if "livez" in span.name or "metrics" in span.name
+    ] == []
+
+
+def test_traces_without_their_packages_are_told_with_the_remedy(monkeypatch):
+    monkeypatch.setitem(
+        __import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None
+    )
+    with pytest.raises(InvalidRequest, match="not installed") as refused:
+        observing.trace_to("http://127.0.0.1:4318", service="halflife", version="0")
+    assert "halflife[tracing]" in str(refused.value.remedy)
+
+
+# --- log lines -------------------------------------------------------------------------------------------------------
+
+
+def line_of(capsys: pytest.CaptureFixture[str], form: logs.Format, **extra: Any) -> str:
+    handler = logs.handler(form)
+    logger = logging.Logger("halflife.test")
+    logger.addHandler(handler)
+    token = observing.request_id.set("req-1")
+    try:
+        logger.warning("it is %d", 7, extra=extra)
+    finally:
+        observing.request_id.reset(token)
+    return capsys.readouterr().err.strip()
+
+
+def test_a_json_line_has_its_request(capsys):
+    line = json.loads(line_of(capsys, "json", took_ms=3))
+    assert line.pop("timestamp").endswith("+00:00")
+    assert line == {
+        "level": "WARNING", "logger": "halflife.test", "message": "it is 7", "request_id": "req-1", "took_ms": 3,
+    }  # fmt: skip
+
+
+def test_a_text_line_is_plain(capsys):
+    assert line_of(capsys, "text").endswith("WARNING halflife.test: it is 7")
+
+
+@pytest.mark.node
+def test_queries_are_logged_only_when_allowed(client, service, collection, caplog):
+    with caplog.at_level(logging.INFO, logger="halflife"):
+        client.post("/v1/search", json={"collection": collection, "query": "a private matter"})
+    assert "private matter" not in caplog.text
+
+
+@pytest.mark.node
+def test_the_requests_id_goes_with_every_call_to_elasticsearch(client, collection, monkeypatch):
+    import elastic_transport
+
+    seen: set[str | None] = set()
+    honest = elastic_transport.AsyncTransport.perform_request
+
+    async def watching(self, method, target, **options):
+        seen.add((options.get("headers") or {}).get("x-opaque-id"))
+        return await honest(self, method, target, **options)
+
+    monkeypatch.setattr(elastic_transport.AsyncTransport, "perform_request", watching)
+    documents = {"documents": [{"id": "traced", "text": "word"}]}
+    client.post(f"/v1/collections/{collection}/documents", json=documents, headers={"x-request-id": "mine-7"})
+    assert "mine-7" in seen
+
+
+# --- readiness -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.node
+def test_readiness_tells_each_dependency_and_why_not(client, collection, cluster, embedding):
+    ready = client.get("/readyz").json()
+    assert ready["status"] == "ready"
+    elasticsearch = ready["checks"]["elasticsearch"]
+    assert elasticsearch["templates"].keys() == {"halflife-settings", "halflife-mappings"}
+    assert (elasticsearch["breaker"], elasticsearch["templates_differ"]) == ("closed", False)
+    assert ready["lag"].keys() == {
+        "event_loop_ms",
+        "touches_waiting",
+        "cluster_tasks",
+        "cluster_longest_task_ms",
+    }
+
+
+@pytest.mark.node
+async def test_a_full_disk_is_degraded_and_named(client, collection, cluster):
+    index = client.get(f"/v1/collections/{collection}").json()["index"]
+    await cluster.put_settings(index, {"index.blocks.read_only_allow_delete": True})
+    try:
+        answer = client.get("/readyz")
+        refused = client.post(
+            f"/v1/collections/{collection}/documents", json={"documents": [{"id": "x", "text": "x"}]}
+        )
+    finally:
+        await cluster.put_settings(index, {"index.blocks.read_only_allow_delete": None})
+    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+    assert answer.json()["checks"]["elasticsearch"]["blocked"][index] == ["read_only_allow_delete"]
+    assert refused.status_code == 507
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.node
+def test_sigterm_turns_readiness_red_and_answers_what_is_under_way(node_url, embedding):
+    port = free_port()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HALFLIFE_")},
+        "HALFLIFE_ELASTICSEARCH_URL": node_url, "HALFLIFE_EMBEDDING_BASE_URL": embedding.base_url,
+        "HALFLIFE_EMBEDDING_MODEL": "far-end", "HALFLIFE_DRAIN_S": "2", "HALFLIFE_LOG_FORMAT": "json",
+    }  # fmt: skip
+    process = subprocess.Popen(
+        python_command("scripts.serving", "--port", str(port), "--end-with-stdin"),
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+    )  # fmt: skip
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    if client.get("/readyz").status_code == 200:
+                        break
+                except httpx2.TransportError:
+                    pass
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            statuses = set()
+            while "stopping" not in statuses:
+                statuses.add(client.get("/readyz").json()["status"])
+            assert client.get("/readyz").status_code == 503
+            assert client.get("/livez").status_code == 200
+        process.wait(20)
+    finally:
+        process.kill()
+        _, told = process.communicate()
+    lines = [json.loads(line) for line in told.decode().splitlines() if line.startswith("{")]
+    assert any(line["message"].startswith("ready: ") for line in lines)
