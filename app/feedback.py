@@ -23,7 +23,7 @@ from app.errors import HalflifeError, NotFound
 from app.models import BulkResult, Feedback, FeedbackItem, ItemError, ItemResult
 from app.ratings import POSITIVE, Ratings, Vote, passed_over, rate
 from app.searchlog import ALIAS as SEARCHES
-from app.searchlog import Logged, SearchLog, query_hash, sweep
+from app.searchlog import Logged, SearchLog, make_index, query_hash, sweep
 from app.times import format_instant, parse_instant, to_ms
 
 PURPOSE: Final = "feedback"
@@ -79,6 +79,7 @@ class Votes:
         self._keep_days = keep_days
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._made: set[str] = set()
 
     async def start(self) -> None:
         """Install the template and delete what is too old from now on. Raises what the template meets."""
@@ -156,7 +157,9 @@ class Votes:
         if not votes:
             return
         index = names.own_dated_index(PURPOSE, found.moment, monthly=True)
-        await catalog.install_own_templates(self._cluster, catalog.FEEDBACK_TEMPLATE)
+        if index not in self._made:
+            await make_index(self._cluster, index, template=catalog.FEEDBACK_TEMPLATE)
+            self._made.add(index)
         try:
             stored = await self._cluster.mget(
                 index, list(votes), source=["verdict"], timeout_s=self._cluster.request_timeout_s

@@ -20,7 +20,7 @@ from typing import Any, Final
 from app import catalog, decay, names, observing
 from app.elastic import Cluster
 from app.errors import ClusterRejected, Conflict, HalflifeError, NotFound
-from app.models import Collection, Decay, Search, SearchResult
+from app.models import DEFAULT_WINDOW, Collection, Decay, Search, SearchResult
 from app.times import DAY_MS, format_instant, parse_instant
 
 PURPOSE: Final = "searches"
@@ -96,8 +96,12 @@ def entry(
         "top_k": search.top_k,
         "profile": name,
         "fusion": "rrf" if fusion is None else fusion.method,
-        "window": None if fusion is None else fusion.window,
-        "decay": _decay_of(chosen) if isinstance(chosen, Decay) else None,
+        "window": (None if fusion is None else fusion.window) or DEFAULT_WINDOW,
+        "decay": _decay_of(chosen)
+        if isinstance(chosen, Decay)
+        else None
+        if chosen is None
+        else {"kind": chosen},
         "stages": {
             told: round(asked.spent[name] * 1000, 2) for name, told in STAGES.items() if name in asked.spent
         }
@@ -109,11 +113,11 @@ def entry(
             "reasons": _reasons([outcome.detail], search.query, with_text=with_text),
         }  # fmt: skip
     else:
-        body |= _answered(asked, outcome, with_text=with_text)
+        body |= _answered(asked, outcome, window=body["window"], with_text=with_text)
     return {key: value for key, value in body.items() if value is not None}
 
 
-def _answered(asked: Asked, result: SearchResult, *, with_text: bool) -> Json:
+def _answered(asked: Asked, result: SearchResult, *, window: int, with_text: bool) -> Json:
     kinds = {route.name or route.kind: str(route.kind) for route in asked.search.routes or ()}
     routes: list[Json] = []
     slowest: dict[str, int] = {}
@@ -128,8 +132,10 @@ def _answered(asked: Asked, result: SearchResult, *, with_text: bool) -> Json:
             "took_ms": status.took_ms,
             "total": None if status.total is None else status.total.value,
             "returned": status.returned,
+            "window": window,
         }
         routes.append({key: value for key, value in told.items() if value is not None})
+    recency: Any = getattr(result, "recency", None)
     shown = result.hits[:MOST_HITS]
     ages = [hit.age_days for hit in shown if hit.age_days is not None]
     return {
@@ -139,6 +145,8 @@ def _answered(asked: Asked, result: SearchResult, *, with_text: bool) -> Json:
         "took_ms": result.took_ms,
         "routes": routes,
         "route_took_ms": slowest or None,
+        "recency": None if recency is None else recency.mode,
+        "recency_reason": None if recency is None or not with_text else recency.reason,
         "results": len(result.hits),
         "first_rank": asked.first_rank,
         "hits": [_hit(hit, rank) for rank, hit in enumerate(shown, start=asked.first_rank)],
@@ -157,6 +165,7 @@ def _hit(hit: Any, rank: int) -> Json:
         "age_days": hit.age_days,
         "decay": hit.decay,
         "relevance": hit.relevance,
+        "feedback": None if hit.feedback is None else hit.feedback.factor,
     }
     return {key: value for key, value in told.items() if value is not None}
 
@@ -310,10 +319,7 @@ class SearchLog:
                     return
 
     async def _make(self, index: str) -> None:
-        # Without its template the index would be made by guesses; looked at once a day, it costs nothing.
-        await catalog.install_own_templates(self.cluster, catalog.SEARCHES_TEMPLATE)
-        with contextlib.suppress(Conflict):
-            await self.cluster.create_index(index, {})
+        await make_index(self.cluster, index, template=catalog.SEARCHES_TEMPLATE)
         self._made.add(index)
 
     async def _write_on(self) -> None:
@@ -447,6 +453,16 @@ def marked(source: Json, verdicts: Mapping[str, str]) -> Json:
     if ranks:
         body["first_clicked_rank"] = min(ranks)
     return body
+
+
+async def make_index(cluster: Cluster, index: str, *, template: str) -> None:
+    """Make a dated index, or give the one that is there the fields that this release added to its template."""
+    # Without its template the index would be made by guesses.
+    await catalog.install_own_templates(cluster, template)
+    try:
+        await cluster.create_index(index, {})
+    except Conflict:
+        await cluster.put_mapping(index, catalog.shipped(template)["template"]["mappings"])
 
 
 async def sweep(cluster: Cluster, purpose: str, *, keep_days: int, now: datetime) -> list[str]:

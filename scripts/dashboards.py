@@ -291,6 +291,12 @@ CHARTS = (
         "line", x="when", split="kind",
     ),
     Chart(
+        "halflife-recency", "What adaptive recency decided", "off, equals, around a time, or news; searches with decay 'auto'.",
+        SEARCHES, {"when": over_time("@timestamp", "time"), "mode": top("recency", "recency", by="n", size=5),
+                   "n": count("searches")},
+        "bar_percentage_stacked", x="when", split="mode", query="recency: *",
+    ),
+    Chart(
         "halflife-no-results", "Queries without results", "Empty answers, by query (text where it is logged).",
         SEARCHES, {"hash": top("query_hash", "query hash", by="n", size=20),
                    "text": top("query", "query", by="n", size=1, other=False), "n": count("searches")},
@@ -466,7 +472,7 @@ DASHBOARDS = (
         ((10, (("halflife-searches-count", 8), ("halflife-searches-by-status", 20), ("halflife-latency", 20))),
          (12, (("halflife-latency-by-stage", 24), ("halflife-latency-by-route", 24))),
          (12, (("halflife-freshness", 24), ("halflife-first-hit-age", 12), ("halflife-decay-factors", 12))),
-         (12, (("halflife-no-results-rate", 20), ("halflife-no-results", 28))),
+         (12, (("halflife-no-results-rate", 16), ("halflife-no-results", 20), ("halflife-recency", 12))),
          (12, (("halflife-slow-queries", 24), ("halflife-degraded-reasons", 24))),
          (10, (("halflife-by-collection", 24), ("halflife-by-profile", 24)))),
         "now-24h",

@@ -259,6 +259,24 @@ async def test_old_days_go_and_others_stay(cluster):
         await cluster.delete_indices([index for index in rest if index in days or index == month])
 
 
+async def test_a_day_that_an_earlier_release_began_gets_the_new_fields(cluster):
+    moment = datetime(2003, 3, 15, 12, tzinfo=UTC)  # a day that no other test writes to
+    index = names.own_dated_index("searches", moment)
+    older = catalog.shipped(catalog.SEARCHES_TEMPLATE)
+    del older["template"]["mappings"]["properties"]["recency_reason"]
+    await cluster.put_index_template(catalog.SEARCHES_TEMPLATE, older)
+    await cluster.create_index(index, {})
+    assert "recency_reason" not in (await cluster.get_mapping(index))[index]["properties"]
+    try:
+        log = a_log(cluster, now=Clock(moment))
+        assert log.note(asked(), REFUSED) is not None
+        await log.flush()
+        assert log.figures.written == 1
+        assert "recency_reason" in (await cluster.get_mapping(index))[index]["properties"]
+    finally:
+        await cluster.delete_indices([index])
+
+
 async def test_no_collection_is_seen_where_the_log_lies(cluster, client, collection):
     await logged(cluster, ask(client, collection)["search_id"])
     assert not [c for c in await catalog.list_collections(cluster) if c.name.startswith("searches")]

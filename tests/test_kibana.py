@@ -384,6 +384,7 @@ async def filled(cluster, unique) -> AsyncIterator[dict[str, str]]:
             "hit_decays": [0.9, 0.5],
             "decay": {"kind": "exp"},
             "profile": "news",
+            "recency": "equals",
             "first_clicked_rank": 2,
         },
         {
