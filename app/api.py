@@ -28,6 +28,7 @@ from app import cursor as cursors
 from app import search as searching
 from app import why as whys
 from app.drafts import Names
+from app.embedding import Embedder
 from app.errors import Forbidden, HalflifeError, InvalidRequest, NotFound
 from app.feedback import Votes
 from app.filters import AllOf, compile_filter
@@ -90,6 +91,8 @@ class Service:
     keyed: bool = False
     """Whether keys are configured: then what needs none tells no names."""
     limits: Limits = field(default_factory=Limits)
+    embedder_named: Callable[[str], Embedder | None] = lambda name: None
+    """The embedder of one of the further models that are configured."""
     key_fault: Callable[[], str | None] = lambda: None
     """Why the file of keys, as it is now, is not in force; None where it is."""
 
@@ -912,8 +915,18 @@ async def create_collection(request: Request, collection: str) -> Response:
     options = parse(CollectionOptions, await read_json(request) if body.strip() else {})
     service = service_of(request)
     name = _reached(request, collection)
+    dims, model = service.dims, service.model
+    if options.model is not None and options.model != model:
+        embedder = service.embedder_named(options.model)
+        if embedder is None:
+            raise InvalidRequest(
+                "this service knows no embedding model of that name",
+                field="model",
+                remedy="name it in HALFLIFE_EMBEDDING_MODELS, or leave `model` out",
+            )
+        dims, model = await embedder.check(), options.model
     made = await catalog.create(
-        service.doors.cluster, name, options, dims=service.dims, model=service.model, moment=service.now()
+        service.doors.cluster, name, options, dims=dims, model=model, moment=service.now()
     )
     service.catalog.forget(name)
     return answer(made)

@@ -254,6 +254,12 @@ async def create(
     """
     embedder_dims = dims
     dims = options.dims or dims
+    if options.model is not None and dims != embedder_dims:
+        raise InvalidRequest(
+            f"the model {options.model} makes vectors of {embedder_dims} dims, not {dims}",
+            field="dims",
+            remedy="leave `dims` out, or `model`",
+        )
     if options.dims is not None and options.dims != embedder_dims:
         model = None  # its vectors come from callers, so no embedder is bound to fit it
     if options.default_profile is not None and "profiles" not in options.model_fields_set:
@@ -639,6 +645,10 @@ def _check_same(collection: Collection, options: CollectionOptions, *, dims: int
     """Raise Conflict unless the collection is as the options want it; what they leave open fits."""
     named = options.model_fields_set
     name = collection.name
+    if options.model is not None and options.model != collection.model:
+        raise _needs_reindex(
+            name, "model", collection.model, options.model, f"--embedding-model {options.model}"
+        )
     if "dims" in named and dims != collection.dims:
         raise _needs_reindex(
             name, "dims", collection.dims, dims, "--reembed", with_="a model of that many dims configured"

@@ -223,8 +223,11 @@ class Embedders:
 
     def of(self, collection: Collection) -> Embedder | None:
         """Return the one whose vectors the collection's are; None if its model is not configured."""
-        name = collection.model
-        if name is None or name == self.first.model:
+        return self.first if collection.model is None else self.named(collection.model)
+
+    def named(self, name: str) -> Embedder | None:
+        """Return the embedder of a model; None if it is not configured."""
+        if name == self.first.model:
             return self.first
         if name not in self._settings.embedding_models and name != self._settings.embedding_model:
             return None
@@ -345,6 +348,7 @@ async def _start(
         auto_create=settings.auto_create_collections,
         dims=dims,
         model=settings.embedding_model,
+        embedder_named=embedders.named,
         searchlog=searchlog,
         votes=votes,
         limits=RequestLimits(

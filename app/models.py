@@ -1047,8 +1047,12 @@ NOT_DECLARABLE = (
 class CollectionOptions(Value):
     """How a collection is made; what can't change in place needs a reindex."""
 
+    model: Annotated[Text, Field(min_length=1, max_length=256)] | None = Field(
+        None,
+        description="The embedding model, one of those that the service knows; its first one if left out.",
+    )
     dims: Annotated[Whole, Field(ge=1, le=4096)] | None = Field(
-        None, description="The embedder's if left out."
+        None, description="The model's if left out; others are for vectors that callers bring."
     )
     similarity: Similarity = "cosine"
     declared: Annotated[dict[FieldName, DeclaredType], Field(max_length=200)] = Field(

@@ -129,6 +129,10 @@ def show(
 
 def create(
     name: NameArgument,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="One of the service's embedding models.", show_default=False),
+    ] = None,
     dims: Annotated[
         int | None,
         typer.Option(min=1, max=4096, metavar="N", help="Default: the embedder's.", show_default=False),
@@ -160,7 +164,7 @@ def create(
     moves it); 3 nobody answers.
     """
     options = _options(body, declare, replicas, refresh_interval)
-    more = {"dims": dims, "similarity": similarity, "shards": shards}
+    more = {"model": model, "dims": dims, "similarity": similarity, "shards": shards}
     options |= {key: value for key, value in more.items() if value is not None}
     with Client(find_url(url, data_folder(data)), key=key) as client:
         made = client.put_collection(name, options)

@@ -8,7 +8,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,6 +100,11 @@ async def _examine(settings: Settings) -> list[Check]:
     checks: list[Check] = []
     dims: int | None = None
     embedder_check, dims = await _check_embedder(settings)
+    others: dict[str, int | None] = {}
+    other_checks: list[Check] = []
+    for name in settings.embedding_models:
+        check, others[name] = await _check_embedder(settings.with_model(name))
+        other_checks.append(replace(check, name=f"embedder {name}"))
     try:
         async with _cluster(settings) as cluster:
             reached = await _check_cluster(cluster)
@@ -109,13 +114,16 @@ async def _examine(settings: Settings) -> list[Check]:
                 checks.append(await _told("features", _check_features(cluster)))
                 checks += await _check_templates(cluster, dims=dims or settings.embedding_dims)
                 checks += await _check_collections(
-                    cluster, dims=dims or settings.embedding_dims, model=settings.embedding_model
+                    cluster,
+                    dims=dims or settings.embedding_dims,
+                    model=settings.embedding_model,
+                    others=others,
                 )
                 checks.append(await _told("clocks", _check_clocks(cluster)))
                 checks.append(await _told("disks", _check_disks(cluster)))
     except HalflifeError as error:
         checks.append(_failed("cluster", error))
-    return [*checks, embedder_check]
+    return [*checks, embedder_check, *other_checks]
 
 
 async def _told(name: str, check: Any) -> Check:
@@ -350,7 +358,9 @@ def _template(
     return Check(label, "ok", f"version {version}")
 
 
-async def _check_collections(cluster: Cluster, *, dims: int | None, model: str) -> list[Check]:
+async def _check_collections(
+    cluster: Cluster, *, dims: int | None, model: str, others: Mapping[str, int | None]
+) -> list[Check]:
     try:
         aliases = await cluster.resolve_aliases(f"{names.PREFIX}*")
     except HalflifeError as error:
@@ -358,13 +368,19 @@ async def _check_collections(cluster: Cluster, *, dims: int | None, model: str) 
     known = sorted(name for alias in aliases if (name := names.parse_read_alias(alias)) is not None)
     if not known:
         return [Check("collections", "ok", "none yet")]
-    return [await _check_collection(cluster, name, dims=dims, model=model) for name in known]
+    return [await _check_collection(cluster, name, dims=dims, model=model, others=others) for name in known]
 
 
-async def _check_collection(cluster: Cluster, name: str, *, dims: int | None, model: str) -> Check:
+async def _check_collection(
+    cluster: Cluster, name: str, *, dims: int | None, model: str, others: Mapping[str, int | None]
+) -> Check:
     label = f"collection {name}"
     try:
         collection = (await catalog.get(cluster, name)).collection
+        own = collection.model
+        if own is not None and own != model and own in others:
+            # Each collection is read and written with its own model.
+            model, dims = own, others[own]
         warning = catalog.check_compatible(collection, dims=dims, model=model) if dims is not None else None
     except NotFound:
         return Check(label, "ok", "deleted meanwhile")

@@ -581,13 +581,16 @@ def import_(
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
 
     async def work() -> int:
-        async with _doors(settings) as (cluster, embedder):
+        async with (
+            _doors(settings) as (cluster, embedder),
+            _models(settings, embedder) as embedders,
+        ):
             with _progress(hidden=as_json) as report:
                 tally = await import_from(
                     cluster,
                     file,
                     collection=collection,
-                    embedder=lambda target: _fitting(embedder, target),
+                    embedder=lambda target: embedders.of(target) or _fitting(embedder, target),
                     new_versions=new_versions,
                     report=report,
                 )

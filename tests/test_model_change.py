@@ -45,6 +45,31 @@ def service(node_url: str, servers: tuple[EmbeddingServer, EmbeddingServer]) -> 
         yield running
 
 
+def test_a_collection_is_made_with_any_of_the_models(service):
+    client, name = service.client, f"models_{uuid.uuid4().hex[:10]}"
+    try:
+        made = client.put(f"/v1/collections/{name}", json={"model": "new"}).json()
+        assert (made["model"], made["dims"]) == ("new", NEW_DIMS)
+        stored = client.post(
+            f"/v1/collections/{name}/documents",
+            json={"documents": [{"id": "a", "text": "words"}], "refresh": "wait_for"},
+        )
+        assert stored.json()["items"][0]["status"] == "created", stored.text
+        asked = {"collection": name, "query": "words", "routes": [{"kind": "vector"}]}
+        found = client.post("/v1/search", json=asked).json()
+        assert [hit["relevance"] for hit in found["hits"]] == [pytest.approx(1, abs=1e-3)]
+        assert not found["degraded"]
+        other = client.put(f"/v1/collections/{name}", json={"model": "old"})
+        assert other.status_code == 409
+        assert other.json()["command"] == f"halflife reindex {name} --embedding-model old"
+        unknown = client.put(f"/v1/collections/{name}x", json={"model": "none"})
+        assert (unknown.status_code, unknown.json()["field"]) == (422, "model")
+        wrong = client.put(f"/v1/collections/{name}x", json={"model": "new", "dims": 3})
+        assert (wrong.status_code, wrong.json()["field"]) == (422, "dims")
+    finally:
+        client.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
 def halflife(node_url: str, old: EmbeddingServer, new: EmbeddingServer, *arguments: str) -> str:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HALFLIFE_")}
     environment |= {
