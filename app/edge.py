@@ -49,6 +49,8 @@ ARRIVING = 8
 """Requests whose bodies are still coming, for each one that may be answered at once."""
 HELD_BODIES = 8
 """Largest bodies that all requests together may hold."""
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE"})
+"""Methods whose routes read no body: they have their place at once."""
 SWALLOWED_S = 2.0
 SWALLOWED_BYTES = 64 * 2**20
 _CLOSE = (b"connection", b"close")
@@ -121,7 +123,8 @@ class Edge:
 
         try:
             name = self._admit(scope)
-            state["deadline"] = self._clock() + self._budget(scope)
+            budget_s = self._budget(scope)
+            state["deadline"] = self._clock() + budget_s
             path = scope["path"]
             if path in OPEN_PATHS or path in (self._guard.scoped_paths or ()):
                 await self._app(scope, receive, send_with_headers)
@@ -144,7 +147,7 @@ class Edge:
         except HalflifeError as error:
             await _refuse(send_with_headers, error, request_id)
             return
-        await self._bounded(scope, receive, send_with_headers, request_id)
+        await self._bounded(scope, receive, send_with_headers, request_id, budget_s)
 
     def _check_room(self, *, writes: bool) -> None:
         """Raise where as many requests are being answered as may be; writes, which may wait long, leave room to others."""
@@ -198,11 +201,13 @@ class Edge:
 
     # --- the body and the answer
 
-    async def _bounded(self, scope: ConnectionScope, receive: Receive, send: Send, request_id: str) -> None:
+    async def _bounded(
+        self, scope: ConnectionScope, receive: Receive, send: Send, request_id: str, budget_s: float
+    ) -> None:
         state = scope["state"]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         declared = headers.get(b"content-length", b"")
-        place = _Place(self, writes=_writes(scope))
+        place = _Place(self, state, writes=_writes(scope), budget_s=budget_s)
         intake = _Intake(
             receive,
             empty=b"transfer-encoding" not in headers and declared in (b"", b"0"),
@@ -225,12 +230,15 @@ class Edge:
             )
             return
         place.arrive()
-        if intake.empty:
+        if intake.empty or scope["method"] in _WITHOUT_BODY:
             place.be_answered()  # it was looked at a moment ago, and nothing has run since
         work = asyncio.ensure_future(self._app(scope, intake.receive, noting))
         left = asyncio.ensure_future(intake.left())
+        coming = asyncio.ensure_future(intake.came())
         failure: HalflifeError | None = None
         try:
+            if not place.answered:
+                await asyncio.wait({work, coming}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(
                 {work, left},
                 timeout=max(0.0, state["deadline"] + GRACE_S - self._clock()),
@@ -252,9 +260,9 @@ class Edge:
             pass
         finally:
             place.leave()
-            for task in (work, left):
+            for task in (work, left, coming):
                 task.cancel()
-            await asyncio.gather(work, left, return_exceptions=True)
+            await asyncio.gather(work, left, coming, return_exceptions=True)
         failure = failure or intake.failure
         if failure is not None and not started:
             cut_off = isinstance(failure, _BodyLarge | _BodySlow)
@@ -277,12 +285,21 @@ class _Place:
     So a sender that is slow takes no place from callers who can be answered at once.
     """
 
-    def __init__(self, edge: Edge, *, writes: bool) -> None:
+    def __init__(
+        self, edge: Edge, request: MutableMapping[str, Any], *, writes: bool, budget_s: float
+    ) -> None:
+        """`request` is its state, whose deadline is put off to when the body is there."""
         self._edge = edge
+        self._request = request
+        self._budget_s = budget_s
         self._writes = writes
         self._state: Literal["before", "arriving", "answered", "gone"] = "before"
         self._bytes = 0
         self._begun = 0.0
+
+    @property
+    def answered(self) -> bool:
+        return self._state == "answered"
 
     def arrive(self) -> None:
         self._state = "arriving"
@@ -296,13 +313,17 @@ class _Place:
             raise _overloaded("too many large bodies are arriving")
 
     def be_answered(self) -> None:
-        """Take a place among those that are answered. Raises where there is none."""
+        """Take a place among those that are answered, and let the time budget begin. Raises where there is none."""
+        if self.answered:
+            return
         self._edge._check_room(writes=self._writes)
         self._edge._arriving -= 1
         self._edge._under_way += 1
         self._edge._writing += self._writes
         self._state = "answered"
         self._begun = self._edge._clock()
+        # How long the body took on its way is not the service's time.
+        self._request["deadline"] = self._begun + self._budget_s
 
     def leave(self) -> None:
         if self._state == "arriving":
@@ -384,6 +405,10 @@ class _Intake:
     def _failed(self, error: HalflifeError) -> HalflifeError:
         self.failure = error
         return error
+
+    async def came(self) -> None:
+        """Return when the body is whole."""
+        await self._whole.wait()
 
     async def left(self) -> None:
         """Return when the caller has hung up."""

@@ -212,7 +212,10 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest request body.")
     max_body_pause_s: float = Field(
-        20.0, gt=0, le=600, description="A sender that pauses longer within a body is cut off (408)."
+        20.0,
+        gt=0,
+        le=600,
+        description="A sender that pauses longer within a body (408), or takes longer for a request's head, is cut off.",
     )
     max_query_chars: int = Field(MAX_QUERY_CHARS, ge=1, le=MAX_QUERY_CHARS, description="Longest query.")
     max_top_k: int = Field(MAX_TOP_K, ge=1, le=MAX_TOP_K, description="Most hits on one page.")

@@ -5,6 +5,7 @@ remedy, not as a stack trace.
 """
 
 import argparse
+import asyncio
 import contextlib
 import logging
 import socket
@@ -94,6 +95,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=_DRAIN_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        http=impatient(settings.max_body_pause_s),
     )
     logs.configure(
         settings.log_format,
@@ -110,6 +112,52 @@ def serve(
         raise start.failure
     if not server.started:
         raise StartFailed("the service did not start", remedy="its log above says why")
+
+
+def impatient(head_within_s: float) -> "type[asyncio.Protocol]":
+    """Return uvicorn's HTTP/1.1 with an end to its patience: a connection whose request head takes longer is closed.
+
+    uvicorn itself waits for ever for a head that never ends; bodies are the edge's to bound.
+    """
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._expect_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._look()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._look()
+
+        def _look(self) -> None:
+            # Between two requests of a connection uvicorn's own timer runs; it ends with the first byte of a head.
+            if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+                self._expect_head()
+            else:
+                self._have_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._have_head()
+            super().connection_lost(exc)
+
+        def _expect_head(self) -> None:
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(head_within_s, self.transport.close)
+
+        def _have_head(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+    return Impatient
 
 
 def _draining(config: "uvicorn.Config", application: "FastAPI", pause_s: float) -> "uvicorn.Server":
