@@ -511,6 +511,7 @@ def _caller(request: Request, collection: Collection) -> searching.Caller:
         tag=_tag(request),
         request_id=request.state.request_id,
         deadline=request.state.deadline,
+        key_id=_key_id(request),
     )
 
 

@@ -34,7 +34,7 @@ MOST_PER_VOTER: Final = 2_000
 """Of one voter, so that a flood by one doesn't push out everybody else's."""
 MOST_READ: Final = 100_000
 MOST_COLLECTIONS: Final = 64
-TABLES_KEPT: Final = 4
+TABLES_KEPT: Final = 16
 EPOCH_MS: Final = 60_000
 """Ratings are as of a whole minute, so that the processes of a service and the pages of a search agree on them."""
 SETTLED_MS: Final = 5_000
@@ -54,7 +54,7 @@ class _Known:
 
     votes: dict[str, Vote] = field(default_factory=dict)
     read_until_ms: int = -1
-    tables: OrderedDict[int, Ratings] = field(default_factory=OrderedDict)
+    tables: OrderedDict[tuple[int, str | None], Ratings] = field(default_factory=OrderedDict)
     reading: asyncio.Task[None] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -197,15 +197,17 @@ class Votes:
 
     # --- ratings
 
-    async def ratings(self, collection: str, query: str, as_of: datetime | None) -> Ratings | None:
+    async def ratings(
+        self, collection: str, query: str, as_of: datetime | None, only_key: str | None = None
+    ) -> Ratings | None:
         """Return the ratings under a query as of an instant (None: about now); None while they can't be had.
 
-        Waits for the cluster only where nothing was read yet, and then for half a second at most. Never raises.
+        `only_key`: by the votes of that key alone. Waits for the cluster only where nothing was read yet, and then for half a second at most. Never raises.
         """
-        known = await self._ratings(collection, as_of)
+        known = await self._ratings(collection, as_of, only_key)
         return None if known is None else known.under(query_hash(query, self._secret))
 
-    async def _ratings(self, collection: str, as_of: datetime | None) -> Ratings | None:
+    async def _ratings(self, collection: str, as_of: datetime | None, only_key: str | None) -> Ratings | None:
         known = self._known.get(collection)
         if known is None:
             known = self._known[collection] = _Known()
@@ -214,27 +216,29 @@ class Votes:
         self._known.move_to_end(collection)
         settled_ms = (to_ms(self._now()) - SETTLED_MS) // EPOCH_MS * EPOCH_MS
         wanted_ms = settled_ms if as_of is None else min(to_ms(as_of), settled_ms)
-        if wanted_ms in known.tables:
-            return known.tables[wanted_ms]
+        if (wanted_ms, only_key) in known.tables:
+            return known.tables[wanted_ms, only_key]
         if known.read_until_ms < wanted_ms:
             if known.reading is None or known.reading.done():
                 known.reading = self._spawn(self._read(collection, known, until_ms=settled_ms))
-            if as_of is None and known.tables:
+            if as_of is None and known.read_until_ms >= 0:
                 # What the minute before gave, rather than a wait.
-                return known.tables[max(known.tables)]
+                return self._table(known, known.read_until_ms, only_key)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_WAIT_S):
                     await asyncio.shield(known.reading)
             if known.read_until_ms < wanted_ms:
                 return None
-        return self._table(known, wanted_ms)
+        return self._table(known, wanted_ms, only_key)
 
-    def _table(self, known: _Known, as_of_ms: int) -> Ratings:
-        if as_of_ms not in known.tables:
-            known.tables[as_of_ms] = rate(known.votes.values(), as_of_ms=as_of_ms)
+    def _table(self, known: _Known, as_of_ms: int, only_key: str | None) -> Ratings:
+        made = known.tables.get((as_of_ms, only_key))
+        if made is None:
+            votes = [vote for vote in known.votes.values() if only_key is None or vote.key == only_key]
+            made = known.tables[as_of_ms, only_key] = rate(votes, as_of_ms=as_of_ms)
             while len(known.tables) > TABLES_KEPT:
                 known.tables.popitem(last=False)
-        return known.tables[as_of_ms]
+        return made
 
     async def _read(self, collection: str, known: _Known, *, until_ms: int) -> None:
         """Read the votes since the last time; some twice, which their ids make harmless."""
@@ -249,7 +253,7 @@ class Votes:
             known.votes = merged if since_ms is None else _newest(merged)
             known.read_until_ms = until_ms
             # Computed here rather than by the search that wants it next.
-            self._table(known, until_ms)
+            self._table(known, until_ms, None)
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)

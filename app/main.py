@@ -366,6 +366,10 @@ async def _start(
 def _searchlog(settings: Settings, cluster: Cluster) -> tuple[SearchLog, Votes]:
     """Return the search log and the votes on it, started where searches are logged."""
     given = _plain(settings.cursor_secret)
+    if settings.search_log_rate > 0 and not given:
+        log.warning(
+            "searches are logged without HALFLIFE_CURSOR_SECRET: the hashes of queries and users change with each start"
+        )
     # A key of their own: who may compare hashes need not be able to sign cursors.
     base = given.encode() if given else secrets.token_bytes(32)
     secret = hmac.digest(base, b"halflife search log", "sha256")

@@ -71,8 +71,9 @@ class Doors:
     embedder_of: Callable[[Collection], Embedder] | None = None
     """The embedder whose vectors a collection's are; `embedder` for all if left out."""
     touch_ahead_s: float = 60.0
-    votes: Callable[[str, str, datetime | None], Awaitable[Ratings | None]] | None = None
-    """A collection's ratings under a query, as of an instant (None: about now); None while they can't be had. Never raises."""
+    votes: Callable[[str, str, datetime | None, str | None], Awaitable[Ratings | None]] | None = None
+    """A collection's ratings under a query, as of an instant (None: about now), by one key's votes alone if it is named;
+    None while they can't be had. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Caller:
     tag: str = ""
     request_id: str | None = None
     deadline: float | None = None
+    key_id: str | None = None
 
 
 def budget_s(request: Search, *, doors: Doors, caller: Caller) -> float:
@@ -124,7 +126,7 @@ async def search(
         )
     for run in runs:
         if isinstance(run, Run):
-            run.plan = await with_votes(run.plan, doors=doors)
+            run.plan = await with_votes(run.plan, doors=doors, caller=caller)
             if run.plan.feedback is not None and run.plan.ratings is None:
                 run.warnings.append(NO_VOTES)
     return await _answer(runs, doors=doors, caller=caller, started=started, now_ms=now_ms)
@@ -133,13 +135,16 @@ async def search(
 NO_VOTES = "votes do not count here: feedback is not configured, or its ratings are being read"
 
 
-async def with_votes(plan: Plan, *, doors: Doors) -> Plan:
-    """Return the plan with the ratings of its collection, where votes shall count and their ratings can be had."""
+async def with_votes(plan: Plan, *, doors: Doors, caller: Caller) -> Plan:
+    """Return the plan with the ratings of its collection, where votes shall count and their ratings can be had.
+
+    Who sees a part of a collection is ranked by votes of their own: others' would tell of what lies beyond it.
+    """
     if plan.feedback is None or doors.votes is None:
         return plan
-    return replace(
-        plan, ratings=await doors.votes(plan.collection.name, plan.search.query, plan.feedback.as_of)
-    )
+    own = caller.key_id if caller.forced else None
+    ratings = await doors.votes(plan.collection.name, plan.search.query, plan.feedback.as_of, own)
+    return replace(plan, ratings=ratings)
 
 
 def _check_touch(request: Search, *, doors: Doors, now_ms: int) -> None:
@@ -175,7 +180,7 @@ async def next_page(
     )
     request = request_of(payload)
     plan = make_plan(request, collection=collection, now_ms=payload.origin_ms, forced=caller.forced)
-    plan = await with_votes(plan, doors=doors)
+    plan = await with_votes(plan, doors=doors, caller=caller)
     if plan.feedback is not None and plan.ratings is None:
         raise Unavailable(
             "the ratings that the first page was ordered by can't be read now",

@@ -55,7 +55,7 @@ async def why(
     search = Search.model_validate(request.model_dump(exclude={"id"}, exclude_unset=True, by_alias=True))
     plan = make_plan(search, collection=collection, now_ms=now_ms, forced=caller.forced)
     check_reranker(search, doors)
-    plan = await with_votes(plan, doors=doors)
+    plan = await with_votes(plan, doors=doors, caller=caller)
     budget = budget_s(search, doors=doors, caller=caller)
     run = Run(plan=plan, offset=0, deadline=time.monotonic() + budget, pit=None, warnings=list(plan.warnings))
     pit = await recall_where_it_is([run], doors=doors, caller=caller)

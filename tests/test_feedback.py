@@ -16,6 +16,7 @@ from app import catalog, names, searchlog
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable
 from app.feedback import judgements
+from app.keys import hash_of
 from app.models import Collection, Search
 from app.searchlog import Asked, SearchLog, entry, index_of, marked, query_hash
 from app.settings import Settings
@@ -435,6 +436,49 @@ async def test_a_profile_turns_it_on_and_a_request_off(client, collection, clust
         await asyncio.sleep(0.25)
     assert ranked(client, collection)["hits"][0]["id"] == order[2]
     assert ranked(client, collection, feedback="off")["hits"][0]["id"] == order[0]
+
+
+async def test_keys_vote_on_their_own_searches_and_are_ranked_by_their_own_part(
+    node_url, embedding, cluster, client, collection
+):
+    def key(name: str, **more: Any) -> dict[str, Any]:
+        return {
+            "id": name,
+            "hash": hash_of(f"hlf_{name}"),
+            "scopes": ["read"],
+            "collections": [collection],
+            **more,
+        }
+
+    keys = [
+        key("whole"),
+        key("part", filter={"title": "Leave 1"}),
+        {**key("foreign"), "collections": ["elsewhere"]},
+    ]
+    with serving(settings_for(node_url, embedding, search_log_rate=1.0, keys=json.dumps(keys))) as running:
+
+        def by(name: str) -> httpx2.Client:
+            return httpx2.Client(
+                base_url=running.url, timeout=60, headers={"Authorization": f"Bearer hlf_{name}"}
+            )
+
+        with by("whole") as whole, by("part") as part, by("foreign") as foreign:
+            answer = ranked(whole, collection)
+            order = [hit["id"] for hit in answer["hits"]]
+            item = {"id": order[3], "verdict": "clicked"}
+            for other in (part, foreign):
+                told = vote(other, answer["search_id"], item)
+                assert told.status_code == 404
+                assert told.json()["field"] == "search_id"
+            assert vote(whole, answer["search_id"], item).json()["items"][0]["status"] == "created"
+            assert (await logged(cluster, answer["search_id"]))["key_id"] == "whole"
+            await fill(cluster, collection, "leave-1", "clicked", voters=40)
+            assert "feedback" in next(
+                hit for hit in with_ratings(whole, collection, feedback={})["hits"] if hit["id"] == "leave-1"
+            )
+            [only] = with_ratings(part, collection, feedback={})["hits"]
+            assert only["id"] == "leave-1"
+            assert "feedback" not in only
 
 
 @pytest.mark.parametrize("strength", [0, 0.31, "much"])
