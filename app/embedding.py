@@ -853,6 +853,8 @@ class Embedder:
     def _patience_of(self, call: _Call) -> float:
         """Return until when the call may go on trying, by the loop's clock; queries without a deadline don't wait."""
         now = asyncio.get_running_loop().time()
+        if call.urgent and call.deadline is None:
+            return now
         since = now if call.failing_since is None else call.failing_since
         until = since + self._manner.retry_budget_s
         return until if call.deadline is None else min(until, call.deadline)

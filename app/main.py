@@ -45,7 +45,7 @@ from app.writes import DocumentEmbedder, Patience, Stamper, Targets
 Result = TypeVar("Result")
 log = logging.getLogger("halflife")
 VERSION = "0.1.0"
-CLOSE_WITHIN_S = 2.0
+CLOSE_WITHIN_S = 0.7
 """Touches that can't be written by then are given up: a service that stops must not hang on a dead cluster."""
 
 

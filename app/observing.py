@@ -5,6 +5,7 @@ Labels are few and from closed lists (route templates, stages, dependencies), ex
 first `MOST_COLLECTIONS` are told. No text of a query or document, no id and no key ever becomes a label or attribute.
 """
 
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -231,5 +232,7 @@ class Tracing:
         self._processor.force_flush(3000)
 
     def close(self) -> None:
-        """Send what waits, and end."""
-        self._processor.shutdown()
+        """Send what waits, and end, within a second: a collector that is away must not hold the process up."""
+        ending = threading.Thread(target=self._processor.shutdown, daemon=True)
+        ending.start()
+        ending.join(1.0)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from app.settings import Settings
 
-# With the pause before it, within the ten seconds that an orchestrator waits by default.
-_DRAIN_S = 8
+# With the pause before it and the closing of what is open (3 s at most), within the ten seconds that orchestrators wait.
+_DRAIN_S = 6
 # Longer than clients keep idle connections, lest they write into one that is being closed.
 _KEEP_ALIVE_S = 75
 
@@ -71,7 +71,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish the requests under way. What is given overrides the settings.
 
-    At the signal `/readyz` turns red, HALFLIFE_DRAIN_S later the service stops listening, and within 8 s more it ends.
+    At the signal `/readyz` turns red, HALFLIFE_DRAIN_S later the service stops listening, and within 9 s more it ends.
 
     Raises a HalflifeError with the remedy if the service can't start; call in the main thread.
     """
