@@ -91,7 +91,7 @@ def measure(
     path = f"{elasticsearch}/_msearch?include_named_queries_score=true"
     kind = {"Content-Type": "application/x-ndjson"}
     pages = _page_bodies(api, collection, requests)
-    first = _ok(api.post("/v1/search", json={**requests[0], "top_k": 5}))
+    answered: dict[str, Any] = {}
 
     def bare(at: int) -> None:
         _ok(raw.post(path, content=bodies[at], headers=kind))
@@ -107,7 +107,7 @@ def measure(
         _ok(raw.request("DELETE", f"{elasticsearch}/_pit", json={"id": pit}))
 
     def plain(at: int) -> None:
-        _ok(api.post("/v1/search", json=requests[at]))
+        answered.update(_ok(api.post("/v1/search", json=requests[at])))
 
     def unpaged(at: int) -> None:
         _ok(api.post("/v1/search", json={**requests[at], "paging": False}))
@@ -130,10 +130,10 @@ def measure(
         _ok(api.post("/v1/search", json={**requests[at], "mmr": {}}))
 
     def page(at: int) -> None:
-        _ok(api.post("/v1/search", json={"cursor": first["cursor"]}))
+        _ok(api.post("/v1/search", json={"cursor": answered["cursor"]}))
 
     def asked_why(at: int) -> None:
-        _ok(api.post("/v1/why", json={**requests[at], "id": first["hits"][-1]["id"]}))
+        _ok(api.post("/v1/why", json={**requests[at], "id": answered["hits"][-1]["id"]}))
 
     def sixteen(at: int) -> None:
         queries = [
@@ -236,16 +236,23 @@ def a_service(elasticsearch: str, embedder: str, reranker: str) -> Iterator[str]
     }
     command = [sys.executable, "-m", "scripts.serving", "--host", "127.0.0.1", "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, env=environment) as process:
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
         try:
-            for _ in range(300):
-                with contextlib.suppress(httpx2.TransportError):
-                    if httpx2.get(f"{url}/readyz").status_code == 200:
-                        break
-                time.sleep(0.2)
+            _wait_until_ready(url, process)
             yield url
         finally:
             process.terminate()
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(300):
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(httpx2.TransportError):
+            if httpx2.get(f"{url}/readyz").status_code == 200:
+                return
+        time.sleep(0.2)
+    raise SystemExit("error: the API beside a reranker did not start; `halflife serve` tells why")
 
 
 def _compare(
