@@ -223,19 +223,20 @@ class Votes:
                 known.reading = self._spawn(self._read(collection, known, until_ms=settled_ms))
             if as_of is None and known.read_until_ms >= 0:
                 # What the minute before gave, rather than a wait.
-                return self._table(known, known.read_until_ms, only_key)
+                return await self._table(known, known.read_until_ms, only_key)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_WAIT_S):
                     await asyncio.shield(known.reading)
             if known.read_until_ms < wanted_ms:
                 return None
-        return self._table(known, wanted_ms, only_key)
+        return await self._table(known, wanted_ms, only_key)
 
-    def _table(self, known: _Known, as_of_ms: int, only_key: str | None) -> Ratings:
+    async def _table(self, known: _Known, as_of_ms: int, only_key: str | None) -> Ratings:
+        """Return the ratings as of an instant, computed in a thread: 20,000 votes take a tenth of a second and more."""
         made = known.tables.get((as_of_ms, only_key))
         if made is None:
             votes = [vote for vote in known.votes.values() if only_key is None or vote.key == only_key]
-            made = known.tables[as_of_ms, only_key] = rate(votes, as_of_ms=as_of_ms)
+            made = known.tables[as_of_ms, only_key] = await asyncio.to_thread(rate, votes, as_of_ms=as_of_ms)
             while len(known.tables) > TABLES_KEPT:
                 known.tables.popitem(last=False)
         return made
@@ -251,9 +252,9 @@ class Votes:
                 return
             merged = {**known.votes, **dict(fresh)}
             known.votes = merged if since_ms is None else _newest(merged)
-            known.read_until_ms = until_ms
             # Computed here rather than by the search that wants it next.
-            self._table(known, until_ms, None)
+            await self._table(known, until_ms, None)
+            known.read_until_ms = until_ms
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)

@@ -122,7 +122,9 @@ class _Under(Mapping[str, Rating]):
     def __getitem__(self, document: str) -> Rating:
         rating = self._any[document]
         own = self._own.get(document)
-        return own if own is not None and own.lean != 0 else replace(rating, lean=CARRY * rating.lean)
+        if own is not None and own.lean != 0:
+            return own
+        return rating if rating.lean == 0 else replace(rating, lean=CARRY * rating.lean)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._any)
