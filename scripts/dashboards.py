@@ -96,14 +96,26 @@ def over_time(name: str, label: str, *, interval: str = "auto") -> Json:
     }  # fmt: skip
 
 
-def top(name: str, label: str, *, by: str, size: int = 10, other: bool = False, kind: str = "string") -> Json:
-    """Return the buckets of the most frequent values, ordered by another column, most first."""
+def top(
+    name: str,
+    label: str,
+    *,
+    by: str,
+    size: int = 10,
+    other: bool = False,
+    none: bool = False,
+    kind: str = "string",
+) -> Json:
+    """Return the buckets of the most frequent values, ordered by another column, most first.
+
+    `other`: one more for the rest; `none`: and one for documents without a value, which Lens has only beside the rest.
+    """
     return {
         "label": label, "customLabel": True, "dataType": kind, "operationType": "terms", "isBucketed": True,
         "scale": "ordinal", "sourceField": name,
         "params": {
             "size": size, "orderBy": {"type": "column", "columnId": by}, "orderDirection": "desc",
-            "otherBucket": other, "missingBucket": False, "parentFormat": {"id": "terms"}, "include": [],
+            "otherBucket": other or none, "missingBucket": none, "parentFormat": {"id": "terms"}, "include": [],
             "exclude": [], "includeIsRegex": False, "excludeIsRegex": False,
         },
     }  # fmt: skip
@@ -216,13 +228,13 @@ AGES = ((None, 1, "today"), (1, 7, "a week"), (7, 30, "a month"), (30, 90, "thre
 CHARTS = (
     Chart(
         "halflife-documents-by-age", "Documents by age", "How many documents were created when, by source.",
-        DOCUMENTS, {"when": over_time("creation_time", "created"), "source": top("source", "source", by="n", other=True),
+        DOCUMENTS, {"when": over_time("creation_time", "created"), "source": top("source", "source", by="n", none=True),
                     "n": count("documents")},
         "bar_stacked", x="when", split="source", query=LIVE,
     ),
     Chart(
         "halflife-documents-by-source", "Documents by source", "Which sources the documents come from.",
-        DOCUMENTS, {"source": top("source", "source", by="n"), "n": count("documents")},
+        DOCUMENTS, {"source": top("source", "source", by="n", none=True), "n": count("documents")},
         "bar_horizontal", x="source", query=LIVE,
     ),
     Chart(
@@ -232,7 +244,8 @@ CHARTS = (
     ),
     Chart(
         "halflife-documents-by-kind", "Documents by type and language", "What lies in the collections.",
-        DOCUMENTS, {"type": top("document_type", "type", by="n"), "lang": top("lang", "language", by="n", size=5),
+        DOCUMENTS, {"type": top("document_type", "type", by="n", none=True),
+                    "lang": top("lang", "language", by="n", size=5, none=True),
                     "n": count("documents")},
         "table", query=LIVE,
     ),
@@ -286,7 +299,7 @@ CHARTS = (
     Chart(
         "halflife-decay-factors", "Decay factors of the hits", "How much age costs what is shown, by kind of decay.",
         SEARCHES, {"when": over_time("@timestamp", "time"),
-                   "kind": top("decay.kind", "decay", by="factor", size=4),
+                   "kind": top("decay.kind", "decay", by="factor", size=4, none=True),
                    "factor": metric("average", "hit_decays", "factor, average")},
         "line", x="when", split="kind",
     ),
@@ -299,7 +312,7 @@ CHARTS = (
     Chart(
         "halflife-no-results", "Queries without results", "Empty answers, by query (text where it is logged).",
         SEARCHES, {"hash": top("query_hash", "query hash", by="n", size=20),
-                   "text": top("query", "query", by="n", size=1, other=False), "n": count("searches")},
+                   "text": top("query", "query", by="n", size=1, none=True), "n": count("searches")},
         "table", query="results: 0 and not status: failed",
     ),
     Chart(
@@ -316,7 +329,7 @@ CHARTS = (
     ),
     Chart(
         "halflife-by-profile", "By profile and arm", "Searches, latency and clicks of each ranking profile.",
-        SEARCHES, {"profile": top("profile", "profile", by="n"), "arm": top("arm", "arm", by="n", size=3),
+        SEARCHES, {"profile": top("profile", "profile", by="n", none=True), "arm": top("arm", "arm", by="n", size=3, none=True),
                    "n": count("searches"), "p95": percentile("took_ms", 95, "p95, ms"),
                    "clicked": count("with a click", only="first_clicked_rank: *"),
                    "rank": metric("average", "first_clicked_rank", "first click at rank, average")},
