@@ -40,6 +40,11 @@ class KeyFile:
             self._look()
         return self._ring
 
+    def look(self) -> str | None:
+        """Return why the file as it is now is not in force, None where it is; also where no request made us look."""
+        self()
+        return self.fault
+
     def _look(self) -> None:
         try:
             seen = self._stat()

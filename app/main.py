@@ -86,7 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
             )
             service.keyed = keys is not None
             if isinstance(keys, KeyFile):
-                service.key_fault = lambda: keys.fault
+                service.key_fault = keys.look
             elif keys is None:
                 log.warning(
                     "no keys are configured: every program on this machine may read and write everything"

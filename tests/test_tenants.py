@@ -9,6 +9,8 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -402,6 +404,26 @@ def test_a_key_with_a_filter_writes_its_own_as_others_do(a, root, shared):
     assert a.get(f"{path}/mine").json()["text"] == "3"
 
 
+def test_of_two_tenants_who_want_one_id_at_once_one_has_it(a, b, root, shared):
+    path = f"/v1/collections/{shared}/documents"
+    wanted = [f"race-{at}" for at in range(40)]
+
+    def upsert(client: httpx2.Client, tenant: str) -> dict[str, str]:
+        told: dict[str, str] = {}
+        for first in range(0, len(wanted), 4):
+            part = [document(id_, tenant, f"of {tenant}") for id_ in wanted[first : first + 4]]
+            items = client.post(path, json={"documents": part}).json()["items"]
+            told |= {item["id"]: item["status"] for item in items}
+        return told
+
+    with ThreadPoolExecutor(2) as threads:
+        by_a, by_b = threads.map(upsert, (a, b), ("a", "b"))
+    for id_ in wanted:
+        assert sorted((by_a[id_], by_b[id_])) == ["created", "failed"], id_
+        owner = "a" if by_a[id_] == "created" else "b"
+        assert root.get(f"{path}/{id_}").json()["metadata"]["tenant"] == owner
+
+
 PATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "foreign": ({"id": "b0", "lang": "en"}, "not_found"),
     "nobody's": ({"id": "nobody", "metadata": {"tenant": "a"}}, "not_found"),
@@ -613,3 +635,53 @@ def test_health_and_documents_of_the_api_ask_for_no_key(service):
 def test_figures_need_a_scope(service):
     assert as_key(service, "reader").get("/metrics").status_code == 403
     assert as_key(service, "root").get("/metrics").status_code != 403
+
+
+def test_a_file_of_keys_is_read_again_while_the_service_runs(node_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+
+    def write(*names: str) -> None:
+        held = [key for key in keys("any_shared", "any_elsewhere") if key["id"] in names]
+        new = tmp_path / "new.json"
+        new.write_text(json.dumps({"keys": held}))
+        new.replace(path)
+
+    write("root", "reader")
+    with EmbeddingServer(dims=DIMS) as embedding:
+        settings = Settings(
+            elasticsearch_url=node_url,
+            elasticsearch_timeout_s=60,
+            embedding_base_url=embedding.base_url,
+            embedding_model="far-end",
+            embedding_dims=DIMS,
+            keys_file=str(path),
+            docs=False,
+        )
+        with serving(settings) as running:
+
+            def status(name: str) -> int:
+                return running.client.get(
+                    "/v1/collections", headers={"Authorization": f"Bearer {TOKENS[name]}"}
+                ).status_code
+
+            def until(holds: Any) -> None:
+                end = time.monotonic() + 30
+                while not holds():
+                    assert time.monotonic() < end
+                    time.sleep(0.1)
+
+            assert (status("root"), status("reader"), status("other")) == (200, 200, 401)
+            assert running.client.get("/docs").status_code == 401
+            write("root", "other")
+            until(lambda: status("reader") == 401)
+            assert (status("root"), status("other")) == (200, 200)
+            path.write_text("{")
+            until(lambda: "keys" in running.client.get("/readyz").json()["checks"])
+            told = running.client.get("/readyz")
+            assert (told.status_code, told.json()["status"]) == (200, "degraded")
+            assert "is not JSON" in told.json()["checks"]["keys"]["reason"]
+            assert (status("root"), status("other"), status("reader")) == (200, 200, 401)
+            write("reader")
+            until(lambda: status("reader") == 200)
+            assert (status("root"), status("other")) == (401, 401)
+            assert running.client.get("/readyz").json()["status"] == "ready"
