@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from app import diversity, fields, filters, queries
+from app.fusion import Share
 from app.models import Dedup, Mmr, Rerank, WhyRoute, WhyStage
 from app.planning import VECTOR_OVERSAMPLE, Plan, PlannedRoute
 from app.stages import Placed, passage_of, to_array
@@ -308,6 +309,8 @@ def _fused_advice(
         )
     elif plan.fusion.method == "rrf" and plan.placement != "fused":
         takes += _ranks_needed(plan, routes, goal, reach=reach)
+    elif plan.fusion.method == "adaptive" and plan.placement != "fused":
+        takes += _scores_needed(plan, routes, standing.fused[0].fused.shares, goal, reach=reach)
     return takes or [f"a score above {goal:.4g}, which the page's last hit has"]
 
 
@@ -335,4 +338,23 @@ def _ranks_needed(plan: Plan, routes: Mapping[str, WhyRoute], goal: float, *, re
         rank = math.ceil(route.weight / lacking - plan.fusion.rank_constant) - 1
         if rank >= 1:
             takes.append(f"{route.name}: rank {rank} or better would {reach} (now {seen.rank or 'unranked'})")
+    return takes
+
+
+def _scores_needed(
+    plan: Plan, routes: Mapping[str, WhyRoute], shares: Mapping[str, Share], goal: float, *, reach: str
+) -> list[str]:
+    """Return, per route, the normalised score that alone would lift its sum above the last score that is enough."""
+    takes = []
+    total = math.fsum(seen.contribution for seen in routes.values())
+    for route in plan.routes:
+        seen, share = routes[route.name], shares.get(route.name)
+        lacking = goal - (total - seen.contribution)
+        if share is None or share.weight <= 0 or lacking <= 0 or not seen.matches:
+            continue
+        takes.append(
+            f"{route.name}: {lacking / share.weight:.2f} standard deviations above the least of its window would {reach} "
+            f"(now {seen.contribution / share.weight:.2f}); its weight here is {share.weight:.2f}, by its confidence of "
+            f"{share.confidence:.2f}"
+        )
     return takes

@@ -1,32 +1,57 @@
-"""Owns how ranked lists become one list: reciprocal rank fusion, linear fusion, the additive memory score.
+"""Owns how ranked lists become one list: adaptive, reciprocal rank and linear fusion, the additive memory score.
 
 Values in, values out; no clock, no network. Sums are correctly rounded (`math.fsum`) and ties are broken by content
 alone, so that the order of routes, tasks or dicts never shows in a result.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 from app.models import Fusion
+
+# Chosen over 16 judged sets and variants of them (docs/relevance.md, "Fusion").
+HEAD: Final = 100
+"""Hits of a route from which its spread and confidence are read, so that a longer window changes neither."""
+HALF: Final = 50
+VECTOR_SCALE: Final = 2.0
+SHARPNESS: Final = 1.5
+LEAST_CONFIDENCE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class RankedHit:
-    """One hit of a route: the document's or chunk's key, its score after decay, its creation time if it has one."""
+    """One hit of a route: the document's or chunk's key, its score after decay, its creation time if it has one.
+
+    `base` is what adaptive fusion reads confidence from: the score before decay, BM25 or cosine; None: the score.
+    """
 
     key: str
     score: float
     created_ms: int | None = None
+    base: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankedRoute:
-    """A route's hits, best first as the cluster gave them. Weight 0: neither scores nor hits come from it."""
+    """A route's hits, best first as the cluster gave them. Weight 0: neither scores nor hits come from it.
+
+    `measures` tells what its scores are: `words` (BM25, open above, 0 without a match) or `cosine`.
+    """
 
     name: str
     weight: float
     hits: Sequence[RankedHit]
+    measures: Literal["words", "cosine"] = "words"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What adaptive fusion makes of a route: its confidence in [0, 1], and its share of the score; shares sum to 1."""
+
+    confidence: float
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +60,8 @@ class Fused:
 
     `fused_score` is the sum of `contributions`; `score` is what the list is ordered by (the same until a factor or
     another stage rescored it). `ranks` has the routes that returned the hit, ranks past the window too, which add
-    nothing. `best_rank` is the best of those that count. `normalized` is filled by linear fusion.
+    nothing. `best_rank` is the best of those that count. `normalized` is filled by linear and adaptive fusion, `shares`
+    by the latter.
     `beyond_window`: no route has it within the window, so its score is capped at the last hit inside.
     """
 
@@ -49,6 +75,7 @@ class Fused:
     created_ms: int | None = None
     factor: float | None = None
     beyond_window: bool = False
+    shares: Mapping[str, Share] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +92,11 @@ def fuse(routes: Sequence[RankedRoute], *, fusion: Fusion, window: int) -> list[
     Only ranks up to `window` count; hits that lie beyond it in every route follow as a tail ordered by their own
     sums, so that asking for more never reorders the head. Ranks start at 1 and duplicates in a route are dropped
     before ranking (the first stays).
+
+    `adaptive`: sum of share * normalised score, absent = 0; the shares follow each route's confidence in this query,
+    see `shares`. Normalised: (score - least of the window) / population standard deviation of the first 100. Where the
+    words match less than the window, what other routes found without a match counts as scored 0. A route whose scores
+    are all equal gives each of its hits 1.
 
     `rrf`: sum of weight / (rank_constant + rank), absent = 0. `linear`: sum of weight * normalised score, absent = the
     least normalised score of that route's window. Normalised over the window: `zscore` is (score - mean) / population
@@ -84,13 +116,88 @@ def fuse(routes: Sequence[RankedRoute], *, fusion: Fusion, window: int) -> list[
     if len(set(names)) != len(names):
         raise ValueError(f"two routes have the same name: {', '.join(sorted(names))}")
     weighed = [route for route in sorted(routes, key=lambda route: route.name) if route.weight > 0]
-    kind = _Reciprocal if fusion.method == "rrf" else _Normalized
-    counting = [kind(route, fusion, window) for route in weighed]
+    told: Mapping[str, Share] = {}
+    counting: Sequence[_Counted]
+    if fusion.method == "adaptive":
+        told = shares(weighed, window=window)
+        others = _distinct([_counting(route, window) for route in weighed])
+        counting = [_Adaptive(route, window, told[route.name].weight, others) for route in weighed]
+    elif fusion.method == "rrf":
+        counting = [_Reciprocal(route, fusion, window) for route in weighed]
+    else:
+        counting = [_Normalized(route, fusion, window) for route in weighed]
     inside = {hit.key for route in counting for hit in route.hits[:window]}
     beyond = {hit.key for route in counting for hit in route.hits[window:]} - inside
-    head = sorted((_sum(key, counting, within=window) for key in inside), key=_order)
-    tail = sorted((_sum(key, counting, within=None) for key in beyond), key=_order)
+    head = sorted((_sum(key, counting, told, within=window) for key in inside), key=_order)
+    tail = sorted((_sum(key, counting, told, within=None) for key in beyond), key=_order)
     return head + _capped(tail, head)
+
+
+def shares(routes: Sequence[RankedRoute], *, window: int) -> dict[str, Share]:
+    """Return each route's confidence in its own list and its share of an adaptive score; weight 0 has none.
+
+    A list that knows the answer has first hits that stand out of the rest; one that knows nothing finds all alike.
+    Confidence, in [0, 1], of a route's first 100 hits before decay:
+    `words`: 1 - score 50 / score 1, the part of the best score that is lost half-way;
+    `cosine`: (best - mean) / (1 - mean), the part of the way from the list's mean to identity that the best hit makes.
+    Share: weight * (scale * confidence)^1.5, divided by the sum of all; scale is 2 for `cosine`, else 1.
+
+    Such measures of a list's spread predict how well a query does (normalised query commitment, Shtok et al. 2012).
+    """
+    lists = {route.name: _counting(route, window) for route in routes if route.weight > 0}
+    others = _distinct(lists.values())
+    confident = {}
+    raw = {}
+    for route in routes:
+        if route.weight <= 0:
+            continue
+        hits = lists[route.name]
+        before = [hit.score if hit.base is None else hit.base for hit in hits[:HEAD]]
+        confidence = _confidence(_padded(before, route, hits, window, others), route.measures)
+        scale = VECTOR_SCALE if route.measures == "cosine" else 1.0
+        confident[route.name] = confidence
+        # A route without a hit leaves its share to the others.
+        strength = (scale * max(confidence, LEAST_CONFIDENCE)) ** SHARPNESS if hits else 0.0
+        raw[route.name] = route.weight * strength
+    total = math.fsum(raw.values())
+    return {
+        name: Share(confidence, raw[name] / total if total > 0 else 0.0)
+        for name, confidence in confident.items()
+    }
+
+
+def _counting(route: RankedRoute, window: int) -> list[RankedHit]:
+    """Return the hits that count: the first of each key, up to the window."""
+    first: dict[str, RankedHit] = {}
+    for hit in route.hits:
+        first.setdefault(hit.key, hit)
+    return list(first.values())[:window]
+
+
+def _distinct(lists: Iterable[Sequence[RankedHit]]) -> int:
+    return len({hit.key for hits in lists for hit in hits[:HEAD]})
+
+
+def _complete(route: RankedRoute, hits: Sequence[RankedHit], window: int) -> bool:
+    """Tell whether the list holds all that its words match."""
+    return route.measures == "words" and len(hits) < window
+
+
+def _padded(
+    scores: Sequence[float], route: RankedRoute, hits: Sequence[RankedHit], window: int, others: int
+) -> list[float]:
+    """Return the scores, best first, with a 0 for each candidate of other routes that the words don't match."""
+    lacking = min(others, HEAD) - len(scores) if _complete(route, hits, window) else 0
+    return sorted(scores, reverse=True) + [0.0] * lacking
+
+
+def _confidence(values: Sequence[float], measures: Literal["words", "cosine"]) -> float:
+    if len(values) < 2 or values[0] <= 0:
+        return 0.0
+    if measures == "words":
+        return min(1.0, max(0.0, 1 - values[min(HALF, len(values)) - 1] / values[0]))
+    mean = math.fsum(values) / len(values)
+    return min(1.0, max(0.0, (values[0] - mean) / (1 - mean))) if mean < 1 else 0.0
 
 
 def rescore(fused: Sequence[Fused], scores: Mapping[str, float]) -> list[Fused]:
@@ -134,7 +241,7 @@ def additive(
 class _Counted:
     """A route without its duplicates; where each key stands in it, from 1."""
 
-    def __init__(self, route: RankedRoute, fusion: Fusion, window: int) -> None:
+    def __init__(self, route: RankedRoute) -> None:
         self.name = route.name
         self.weight = route.weight
         first: dict[str, RankedHit] = {}
@@ -154,7 +261,7 @@ class _Counted:
 
 class _Reciprocal(_Counted):
     def __init__(self, route: RankedRoute, fusion: Fusion, window: int) -> None:
-        super().__init__(route, fusion, window)
+        super().__init__(route)
         self.rank_constant = fusion.rank_constant
 
     def normalized(self, rank: int | None) -> float | None:
@@ -166,7 +273,7 @@ class _Reciprocal(_Counted):
 
 class _Normalized(_Counted):
     def __init__(self, route: RankedRoute, fusion: Fusion, window: int) -> None:
-        super().__init__(route, fusion, window)
+        super().__init__(route)
         scores = [hit.score for hit in self.hits[:window]]
         self.least, greatest = min(scores, default=0.0), max(scores, default=0.0)
         # Equal scores have no spread; their computed deviation need not come out as exactly 0.
@@ -190,7 +297,32 @@ class _Normalized(_Counted):
         return self.weight * (self.normalized(rank) or 0.0)
 
 
-def _sum(key: str, routes: Sequence[_Counted], *, within: int | None) -> Fused:
+class _Adaptive(_Counted):
+    def __init__(self, route: RankedRoute, window: int, share: float, others: int) -> None:
+        super().__init__(route)
+        self.share = share
+        hits = self.hits[:window]
+        values = _padded([hit.score for hit in hits[:HEAD]], route, hits, window, others)
+        scores = [hit.score for hit in hits]
+        self.zero = min(scores, default=0.0)
+        if _complete(route, hits, window):
+            self.zero = min(0.0, self.zero)
+        flat = not values or values[0] == values[-1]
+        mean = math.fsum(values) / len(values) if values else 0.0
+        # Equal scores have no spread; their computed deviation need not come out as exactly 0.
+        self.unit = None if flat else math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
+
+    def normalized(self, rank: int | None) -> float | None:
+        if rank is None:
+            return None
+        # Ranks past the window lie below its least, where absent hits are.
+        return 1.0 if self.unit is None else max(0.0, (self.hits[rank - 1].score - self.zero) / self.unit)
+
+    def contribution(self, rank: int | None) -> float:
+        return self.share * (self.normalized(rank) or 0.0)
+
+
+def _sum(key: str, routes: Sequence[_Counted], told: Mapping[str, Share], *, within: int | None) -> Fused:
     ranks: dict[str, int] = {}
     contributions: dict[str, float] = {}
     normalized: dict[str, float] = {}
@@ -216,7 +348,7 @@ def _sum(key: str, routes: Sequence[_Counted], *, within: int | None) -> Fused:
     total = math.fsum(contributions.values())
     return Fused(
         key=key, score=total, fused_score=total, contributions=contributions, ranks=ranks, normalized=normalized,
-        best_rank=best, created_ms=created, beyond_window=within is None,
+        best_rank=best, created_ms=created, beyond_window=within is None, shares=told,
     )  # fmt: skip
 
 

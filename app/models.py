@@ -340,11 +340,12 @@ class Route(Value):
 class Fusion(Value):
     """How the routes' lists become one."""
 
-    method: Literal["rrf", "linear", "additive"] = Field(
+    method: Literal["adaptive", "rrf", "linear", "additive"] = Field(
         "rrf",
         description=(
-            "rrf: sum of weight/(rank_constant+rank); linear: weighted sum of normalised scores; additive: "
-            "relevance + salience + recency, the time-weighted memory's score."
+            "adaptive: sum of normalised scores, each route's weight times its confidence in this query; rrf: sum of "
+            "weight/(rank_constant+rank), meant where only `rank_constant` is given; linear: weighted sum of "
+            "normalised scores; additive: relevance + salience + recency, the time-weighted memory's score."
         ),
     )
     rank_constant: Annotated[float, Field(ge=1, le=1e6)] = Field(60, description="rrf only.")
@@ -357,6 +358,14 @@ class Fusion(Value):
     weights: (
         dict[Literal["relevance", "salience", "recency"], Annotated[float, Field(ge=0, le=1000)]] | None
     ) = Field(None, description="additive only; 1 each if left out.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _told_by_its_parts(cls, given: Any) -> Any:
+        # Only one method has a rank constant: whoever names it need not name the method.
+        if isinstance(given, dict) and "rank_constant" in given and "method" not in given:
+            return {"method": "rrf", **given}
+        return given
 
     @model_validator(mode="after")
     def _fits_method(self) -> Self:
@@ -1077,7 +1086,8 @@ class CollectionOptions(Value):
         description="Ranking profiles that searches may name; can be changed at any time.",
     )
     default_profile: ProfileName | None = Field(
-        None, description="The profile of searches that name none; none: no decay, both routes, RRF."
+        None,
+        description="The profile of searches that name none; none: no decay, both routes, RRF.",
     )
 
     @model_validator(mode="after")
@@ -1149,6 +1159,12 @@ class RouteStatus(Value):
     total: Total | None = None
     returned: int = 0
     reason: str | None = None
+    confidence: float | None = Field(
+        None, description="adaptive fusion: how far its first hits stand out from the rest, from 0 to 1."
+    )
+    weight: float | None = Field(
+        None, description="adaptive fusion: its share of the score, by weight and confidence; all sum to 1."
+    )
 
     @model_serializer(mode="wrap")
     def _lean(self, handler: Any) -> dict[str, Any]:
@@ -1160,7 +1176,11 @@ class RouteStatus(Value):
 
 
 class RouteHit(Value):
-    """One route's part in a hit: `score` as the query scored it, times `decay` is `decayed_score`."""
+    """One route's part in a hit: `score` as the query scored it, times `decay` is `decayed_score`.
+
+    With linear and adaptive fusion `contribution` is the route's weight times `normalized`; adaptive weights follow the
+    route's confidence and stand in the answer's `routes`.
+    """
 
     rank: int | None
     score: float | None

@@ -46,6 +46,7 @@ from app.stages import (
     only_vectors,
     passage_of,
     rated,
+    with_share,
 )
 from app.times import format_instant, from_ms, parse_instant, to_ms
 
@@ -629,7 +630,10 @@ def _result(run: Run, outcome: _Outcome, *, cursor: str | None, started: float) 
         if misfit is not None:
             warnings.append(misfit)
     statuses = {
-        route.name: run.statuses.get(route.name, RouteStatus(status="skipped")) for route in plan.routes
+        route.name: with_share(
+            run.statuses.get(route.name, RouteStatus(status="skipped")), outcome.order, route.name
+        )
+        for route in plan.routes
     }
     return SearchResult(
         origin=from_ms(plan.origin_ms),

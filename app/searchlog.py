@@ -20,7 +20,7 @@ from typing import Any, Final
 from app import catalog, decay, names, observing
 from app.elastic import Cluster
 from app.errors import ClusterRejected, Conflict, HalflifeError, NotFound
-from app.models import DEFAULT_WINDOW, Collection, Decay, Search, SearchResult
+from app.models import DEFAULT_WINDOW, Collection, Decay, Fusion, Search, SearchResult
 from app.times import DAY_MS, format_instant, parse_instant
 
 PURPOSE: Final = "searches"
@@ -95,7 +95,7 @@ def entry(
         "query_chars": len(search.query),
         "top_k": search.top_k,
         "profile": name,
-        "fusion": "rrf" if fusion is None else fusion.method,
+        "fusion": (fusion or Fusion()).method,
         "window": (None if fusion is None else fusion.window) or DEFAULT_WINDOW,
         "decay": _decay_of(chosen)
         if isinstance(chosen, Decay)

@@ -13,8 +13,8 @@ import numpy as np
 from app import decay, diversity, fields, fusion, observing, queries
 from app.elastic import unpack_vector
 from app.errors import RerankerFailed
-from app.models import Fusion, HitFeedback, RouteHit
-from app.planning import Candidate, Plan, RouteAnswer
+from app.models import Fusion, HitFeedback, RouteHit, RouteStatus
+from app.planning import Candidate, Plan, PlannedRoute, RouteAnswer
 from app.reranking import Reranker, to_probability
 
 Measured = Mapping[str, tuple[float, float, float]]
@@ -70,6 +70,14 @@ class Placed:
                     note="not in its list: counted as the least in the window",
                 )  # fmt: skip
         return routes
+
+
+def with_share(status: RouteStatus, order: Sequence[Placed], name: str) -> RouteStatus:
+    """Return the status with what adaptive fusion made of the route, where it had a say."""
+    share = order[0].fused.shares.get(name) if order else None
+    if share is None:
+        return status
+    return status.model_copy(update={"confidence": share.confidence, "weight": share.weight})
 
 
 def rated(plan: Plan, order: list[Placed]) -> list[Placed]:
@@ -129,10 +137,9 @@ def _fused(
             continue
         for candidate in answer.candidates:
             candidates.setdefault(candidate.key, {})[route.name] = candidate
-        hits = [fusion.RankedHit(c.key, c.score, c.created_ms) for c in answer.candidates]
-        lists.append(fusion.RankedRoute(route.name, route.weight, hits))
+        lists.append(_ranked(plan, route, answer))
     additive = plan.fusion.method == "additive"
-    method = Fusion() if additive else plan.fusion
+    method = Fusion(method="rrf") if additive else plan.fusion
     fused = fusion.fuse(lists, fusion=method, window=window)
     terms: dict[str, dict[str, float]] = {}
     if additive:
@@ -148,6 +155,18 @@ def _fused(
     return [
         _place(plan, item, candidates[item.key], factors[item.key], terms.get(item.key)) for item in fused
     ]
+
+
+def _ranked(plan: Plan, route: PlannedRoute, answer: RouteAnswer) -> fusion.RankedRoute:
+    if not route.needs_vector:
+        hits = [fusion.RankedHit(c.key, c.score, c.created_ms, c.base) for c in answer.candidates]
+        return fusion.RankedRoute(route.name, route.weight, hits, "words")
+    similarity = plan.collection.similarity
+    hits = [
+        fusion.RankedHit(c.key, c.score, c.created_ms, queries.cosine_of(c.base, similarity))
+        for c in answer.candidates
+    ]
+    return fusion.RankedRoute(route.name, route.weight, hits, "cosine")
 
 
 def _factor(plan: Plan, held: Mapping[str, Candidate]) -> float | None:

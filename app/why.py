@@ -363,7 +363,10 @@ def _factor(plan: Plan, source: Mapping[str, Any]) -> float | None:
 
 
 def _fused_score(plan: Plan, routes: Mapping[str, WhyRoute]) -> float | None:
-    """Return the RRF sum over its real ranks, as if the window had no end; None for other fusions."""
+    """Return the RRF sum over its real ranks, as if the window had no end; None for linear and additive fusion."""
+    if plan.fusion.method == "adaptive":
+        # Below the least of every window, where an absent hit counts as well.
+        return 0.0 if any(seen.matches for seen in routes.values()) else None
     if plan.fusion.method != "rrf":
         return None
     weights = {route.name: route.weight for route in plan.routes}

@@ -2,15 +2,17 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.fusion import Fused, RankedHit, RankedRoute, additive, apply_factor, fuse, rescore
+from app.fusion import Fused, RankedHit, RankedRoute, Share, additive, apply_factor, fuse, rescore, shares
 from app.models import Fusion
 
-RRF = Fusion()
+RRF = Fusion(method="rrf")
+ADAPTIVE = Fusion(method="adaptive")
 DAY = 86_400_000
 
 
@@ -87,7 +89,7 @@ def test_ties(routes: list[RankedRoute], expected: str):
 
 
 @pytest.mark.parametrize(
-    "fusion", [RRF, Fusion(method="linear"), Fusion(method="linear", normalizer="minmax")]
+    "fusion", [RRF, ADAPTIVE, Fusion(method="linear"), Fusion(method="linear", normalizer="minmax")]
 )
 def test_the_order_of_routes_never_shows(fusion: Fusion):
     rng = random.Random(7)
@@ -196,7 +198,7 @@ def several_routes(draw) -> list[RankedRoute]:
     several_routes(),
     st.integers(1, 12),
     st.integers(0, 30),
-    st.sampled_from([RRF, Fusion(method="linear"), Fusion(method="linear", normalizer="minmax")]),
+    st.sampled_from([RRF, ADAPTIVE, Fusion(method="linear"), Fusion(method="linear", normalizer="minmax")]),
 )
 def test_asking_for_more_never_changes_the_head(
     routes: list[RankedRoute], window: int, more: int, fusion: Fusion
@@ -216,6 +218,107 @@ def test_asking_for_more_never_changes_the_head(
     assert len(set(keys(whole))) == len(whole)
     listed = [hit.score for hit in whole]
     assert listed == sorted(listed, reverse=True)
+
+
+# --- adaptive ----------------------------------------------------------------------------------------------------
+
+
+def cosines(name: str, keys: str | list[str], scores: list[float], *, weight: float = 1.0) -> RankedRoute:
+    hits = [RankedHit(key, (1 + cosine) / 2, base=cosine) for key, cosine in zip(keys, scores, strict=True)]
+    return RankedRoute(name, weight, hits, "cosine")
+
+
+def test_adaptive_against_written_out_arithmetic():
+    # Six candidates; the words match three of them, so that d, e and f count as scored 0.
+    text = route("text", "abc", scores=[9, 6, 3])
+    vector = cosines("vector", "dabef", [0.9, 0.8, 0.7, 0.7, 0.4])
+    confidence = {"text": 1.0, "vector": (0.9 - 0.7) / (1 - 0.7)}
+    raw = {"text": 1.0, "vector": (2 * confidence["vector"]) ** 1.5}
+    weight = {name: value / sum(raw.values()) for name, value in raw.items()}
+    # Deviations: of (9, 6, 3, 0, 0, 0) from 3, and of half the cosines from their mean.
+    unit = {
+        "text": math.sqrt((36 + 9 + 0 + 9 + 9 + 9) / 6),
+        "vector": math.sqrt((0.2**2 + 0.1**2 + 0.3**2) / 5) / 2,
+    }
+
+    fused = fuse([text, vector], fusion=ADAPTIVE, window=100)
+
+    assert scores(fused) == pytest.approx(
+        {
+            "a": weight["text"] * 9 / unit["text"] + weight["vector"] * 0.2 / unit["vector"],
+            "b": weight["text"] * 6 / unit["text"] + weight["vector"] * 0.15 / unit["vector"],
+            "c": weight["text"] * 3 / unit["text"],
+            "d": weight["vector"] * 0.25 / unit["vector"],
+            "e": weight["vector"] * 0.15 / unit["vector"],
+            "f": 0.0,
+        }
+    )
+    first = fused[0]
+    assert {name: share.confidence for name, share in first.shares.items()} == pytest.approx(confidence)
+    assert {name: share.weight for name, share in first.shares.items()} == pytest.approx(weight)
+    assert first.contributions == pytest.approx(
+        {name: weight[name] * first.normalized[name] for name in first.normalized}
+    )
+
+
+def test_a_route_that_finds_all_alike_loses_its_say():
+    numbers = [str(at) for at in range(100)]
+    knows = route("text", numbers, scores=[30.0] + [10 - at / 20 for at in range(99)])
+    alike = cosines("vector", numbers[::-1], [0.9 - at / 10_000 for at in range(100)])
+    differs = cosines("vector", numbers[::-1], [0.9 - at / 200 for at in range(100)])
+
+    dull, keen = (fuse([knows, other], fusion=ADAPTIVE, window=100) for other in (alike, differs))
+
+    assert dull[0].shares["vector"].weight < 0.1
+    assert keen[0].shares["vector"].weight > 0.3
+    assert keys(dull)[:3] == ["0", "1", "2"]
+
+
+def test_confidence_is_read_before_decay():
+    fresh = RankedRoute("r", 1.0, [RankedHit("a", 4.0, base=5.0), RankedHit("b", 1.0, base=4.0)])
+
+    assert shares([fresh], window=2)["r"].confidence == pytest.approx(1 - 4 / 5)
+
+
+def test_weights_of_the_request_hold_beside_confidence():
+    words, meaning = route("text", "ab", scores=[2, 1]), cosines("vector", "ba", [0.9, 0.5])
+    plain = shares([words, meaning], window=2)
+    told = shares([words, replace(meaning, weight=3.0)], window=2)
+    none = shares([words, replace(meaning, weight=0.0)], window=2)
+
+    assert told["vector"].weight / told["text"].weight == pytest.approx(
+        3 * plain["vector"].weight / plain["text"].weight
+    )
+    assert none == {"text": Share(0.5, 1.0)}
+
+
+def test_a_single_match_of_a_word_is_no_flat_list():
+    fused = fuse(
+        [route("text", "x", scores=[7]), cosines("vector", "abcdx", [0.9, 0.89, 0.88, 0.87, 0.8])],
+        fusion=ADAPTIVE,
+        window=100,
+    )
+
+    assert keys(fused)[0] == "x"
+
+
+@pytest.mark.parametrize(
+    "routes", [[route("r", "a", scores=[3])], [route("none", ""), route("r", "ab", scores=[1, 1])]]
+)
+def test_adaptive_with_nothing_to_tell_hits_apart(routes: list[RankedRoute]):
+    fused = fuse(routes, fusion=ADAPTIVE, window=10)
+
+    assert set(scores(fused).values()) == {1.0}
+    assert fused[0].shares["r"] == Share(0.0, 1.0)
+
+
+def test_a_longer_window_changes_neither_spread_nor_confidence():
+    long = route("text", [str(at) for at in range(300)], scores=[300.0 - at for at in range(300)])
+
+    short, whole = (fuse([long], fusion=ADAPTIVE, window=window) for window in (100, 250))
+
+    assert short[0].shares == whole[0].shares
+    assert short[0].score - short[1].score == pytest.approx(whole[0].score - whole[1].score)
 
 
 # --- linear ------------------------------------------------------------------------------------------------------

@@ -319,8 +319,12 @@ def test_rrf_bc12_bad_rank_constants_are_refused(value: Any) -> None:
 
 
 def test_rrf_bc12_the_default_is_60() -> None:
-    assert Fusion().rank_constant == 60
+    assert Fusion(method="rrf").rank_constant == 60
+
+
+def test_fusion_is_rrf_where_only_a_rank_constant_is_told() -> None:
     assert Fusion().method == "rrf"
+    assert Fusion(rank_constant=10).method == "rrf"
 
 
 @pytest.mark.parametrize(

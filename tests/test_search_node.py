@@ -318,11 +318,36 @@ async def test_linear_fusion_is_the_weighted_sum_of_normalised_scores(asker: Ask
     assert [hit.score for hit in everything] == sorted((hit.score for hit in everything), reverse=True)
 
 
+@pytest.mark.parametrize("decayed", ["off", HALVING])
+async def test_adaptive_fusion_tells_each_routes_confidence_and_weight(asker: Asker, decayed: Any) -> None:
+    fusion = {"method": "adaptive"}
+    answer = await asker.ask(
+        QUERY, top_k=100, routes=[{**TEXT, "weight": 2}, NEAR], fusion=fusion, decay=decayed
+    )
+    weights = {name: route.weight or 0.0 for name, route in answer.routes.items()}
+    assert sum(weights.values()) == pytest.approx(1)
+    assert all(0 < (route.confidence or 0) <= 1 for route in answer.routes.values())
+    for hit in answer.hits:
+        for name, route in hit.routes.items():
+            assert route.contribution == pytest.approx(weights[name] * (route.normalized or 0))
+        assert hit.score == pytest.approx(sum(route.contribution for route in hit.routes.values()))
+    assert [hit.score for hit in answer.hits] == sorted((hit.score for hit in answer.hits), reverse=True)
+
+    near = await asker.ask(QUERY, top_k=100, routes=[NEAR], fusion=fusion, decay=decayed)
+    cosines = [2 * (hit.routes["vector"].score or 0) - 1 for hit in near.hits]
+    mean = sum(cosines) / len(cosines)
+    assert near.routes["vector"].weight == 1
+    # Read from cosines before decay, and the same beside another route.
+    assert near.routes["vector"].confidence == pytest.approx((max(cosines) - mean) / (1 - mean), abs=1e-5)
+    assert near.routes["vector"].confidence == answer.routes["vector"].confidence
+
+
 # --- the head, the same bytes, pages ---------------------------------------------------------------------------------
 
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},
     "decay in the routes": {"decay": HALVING},
+    "adaptive": {"decay": HALVING, "fusion": {"method": "adaptive"}},
     "decay of the fused score": {"decay": {**HALVING, "placement": "fused", "floor": 0.1}},
     "near duplicates, newer kept": {"dedup": {"threshold": 0.9, "keep": "newer"}},
     "near duplicates, higher kept": {"dedup": {"threshold": 0.9}},

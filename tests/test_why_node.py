@@ -317,6 +317,22 @@ async def test_a_page_longer_than_the_window_counts_its_tail(asker: Asker) -> No
         assert told.page_score == shown.hits[-1].score
 
 
+async def test_what_it_takes_with_adaptive_fusion(asker: Asker) -> None:
+    wanted: dict[str, Any] = {"fusion": {"method": "adaptive"}, "top_k": 5}
+    whole = await asker.ask("leave", **{**wanted, "top_k": 100})
+    told = await account(asker, whole.hits[20].id, **wanted)
+
+    assert told.fused_rank == 21
+    assert told.fused_score == whole.hits[20].score
+    assert not told.on_page
+    [line] = [line for line in told.what_it_takes if line.startswith("vector:")]
+    assert "standard deviations above the least of its window" in line
+    # So many, and its score would be the page's last one.
+    share, now = whole.routes["vector"].weight or 0, told.routes["vector"].contribution
+    needed = float(line.split()[1])
+    assert (told.fused_score or 0) - now + needed * share == pytest.approx(told.page_score, abs=0.02)
+
+
 async def test_additive_scores_are_those_of_the_search(asker: Asker) -> None:
     memory: dict[str, Any] = {"fusion": {"method": "additive"}, "decay": {"hourly_loss": 0.001}, "top_k": 5}
     whole = await asker.ask("leave", **{**memory, "top_k": 100})
