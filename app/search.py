@@ -71,7 +71,7 @@ class Doors:
     embed_within_s: float = 2.0
     embedder_of: Callable[[Collection], Embedder] | None = None
     """The embedder whose vectors a collection's are; `embedder` for all if left out."""
-    touch_ahead_s: float = 60.0
+    touch_ahead_s: float = 366 * 86_400.0
     votes: Callable[[str, str, datetime | None, str | None], Awaitable[Ratings | None]] | None = None
     """A collection's ratings under a query, as of an instant (None: about now), by one key's votes alone if it is named;
     None while they can't be had. Never raises."""
@@ -154,7 +154,7 @@ def _check_touch(request: Search, *, doors: Doors, now_ms: int) -> None:
         ahead_ms = to_ms(request.as_of) - now_ms
         if ahead_ms > doors.touch_ahead_s * 1000:
             raise InvalidRequest(
-                "`touch` would set `last_accessed_at` to an `as_of` that lies in the future, where no later touch could "
+                "`touch` would set `last_accessed_at` to an `as_of` that lies far in the future, where no later touch could "
                 "move it",
                 field="touch",
                 remedy="drop `touch` or `as_of`; for a virtual clock that runs ahead set HALFLIFE_TOUCH_AHEAD_S",

@@ -172,11 +172,11 @@ class Settings(BaseSettings):
         description="Signs cursors; give every process the same. Made up at start if left out: cursors end with it.",
     )
     touch_ahead_s: float = Field(
-        60.0,
+        366 * 86_400.0,
         ge=0,
         le=1e10,
-        description="How far after this clock an `as_of` may lie for `touch` to set it: clocks differ a little; a virtual "
-        "clock of tests may run far ahead.",
+        description="How far after this clock an `as_of` may lie for `touch` to set it: room for a virtual clock, none for a "
+        "slip of the keyboard that would keep a memory fresh for good.",
     )
     auto_create_collections: bool = Field(
         True,
