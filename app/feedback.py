@@ -378,7 +378,8 @@ class JudgedQuery:
 
     hash: str
     text: str
-    asked_at: datetime
+    as_of: datetime
+    """The origin of the search that was voted on last."""
     grades: Mapping[str, int]
 
 
@@ -408,11 +409,12 @@ async def judgements(cluster: Cluster, collection: str) -> AsyncIterator[JudgedQ
     texts: dict[str, tuple[str, datetime]] = {}
     wanted = {"bool": {"filter": [{"term": {"collection": collection}}, {"exists": {"field": "votes"}}]}}
     order: list[Json] = [{"@timestamp": "asc"}, {"search_id": "asc"}]
-    shown = ["query_hash", "query", "@timestamp"]
+    shown = ["query_hash", "query", "@timestamp", "origin"]
     async for search in pages(cluster, SEARCHES, wanted, sort=order, fields=shown):
         if search.get("query") and search["query_hash"] in weights:
-            texts[search["query_hash"]] = (search["query"], parse_instant(search["@timestamp"]))
-    for question, (text, asked_at) in sorted(texts.items()):
+            origin = parse_instant(search.get("origin", search["@timestamp"]))
+            texts[search["query_hash"]] = (search["query"], origin)
+    for question, (text, origin) in sorted(texts.items()):
         grades: dict[str, int] = {}
         for document, by_voter in sorted(weights[question].items()):
             shares = [(mass[0], mass[1], 1 / max(1.0, mass[0] + mass[1])) for mass in by_voter.values()]
@@ -423,4 +425,4 @@ async def judgements(cluster: Cluster, collection: str) -> AsyncIterator[JudgedQ
             good = positive / (positive + negative) >= 0.5
             grades[document] = (2 if document in praised.get(question, ()) else 1) if good else 0
         if grades:
-            yield JudgedQuery(question, text, asked_at, grades)
+            yield JudgedQuery(question, text, origin, grades)

@@ -139,6 +139,7 @@ def _answered(asked: Asked, result: SearchResult, *, window: int, with_text: boo
     shown = result.hits[:MOST_HITS]
     ages = [hit.age_days for hit in shown if hit.age_days is not None]
     return {
+        "origin": format_instant(result.origin),
         "status": "degraded" if result.degraded else "ok",
         "degraded": result.degraded,
         "reasons": _reasons(result.warnings, asked.search.query, with_text=with_text) if result.degraded else None,

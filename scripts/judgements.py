@@ -37,7 +37,7 @@ def judgements(
 ) -> int:
     r"""Write the judgements that the search log's votes make.
 
-    Each logged question whose hits were voted on becomes a question with its time as `as_of`, each document whose votes
+    Each logged question whose hits were voted on becomes a question, with the search's origin as `as_of`, each document whose votes
     say enough a judgement: 2 where somebody called it helpful and at least half of those who looked are for it, 1 for the
     latter alone, 0 for what was passed over. The log must hold the texts (HALFLIFE_SEARCH_LOG_TEXTS=true).
 
@@ -71,7 +71,7 @@ def write(found: "list[JudgedQuery]", folder: Path) -> int:
     questions: list[str] = []
     grades = ["query\tdocument\tgrade"]
     for each in found:
-        line = {"id": each.hash, "text": each.text, "as_of": format_instant(each.asked_at)}
+        line = {"id": each.hash, "text": each.text, "as_of": format_instant(each.as_of)}
         questions.append(json.dumps(line, ensure_ascii=False))
         grades += [f"{each.hash}\t{document}\t{grade}" for document, grade in each.grades.items()]
     if found:

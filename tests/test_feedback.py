@@ -111,6 +111,7 @@ async def test_a_search_is_logged_with_what_it_showed(client, collection, cluste
     answer = ask(client, collection, top_k=3, decay={"half_life": "365d"}, as_of="2026-06-30")
     entry = await logged(cluster, answer["search_id"])
     assert entry["collection"] == collection
+    assert entry["origin"] == "2026-06-30T00:00:00.000Z"
     assert entry["query"] == "carry over leave"
     assert entry["status"] == "ok"
     assert entry["results"] == 3
@@ -491,7 +492,7 @@ def test_a_strength_out_of_bounds_is_refused(client, collection, strength):
 
 
 async def test_judgements_come_out_of_the_log(client, collection, cluster, tmp_path):
-    answer = ask(client, collection, query="carry over rule")
+    answer = ask(client, collection, query="carry over rule", as_of="2026-06-30")
     good, bad = answer["hits"][1]["id"], answer["hits"][0]["id"]
     for user in ("a", "b"):
         vote(client, answer["search_id"], {"id": good, "verdict": "helpful"},
@@ -502,6 +503,7 @@ async def test_judgements_come_out_of_the_log(client, collection, cluster, tmp_p
     await cluster.refresh("halflife_searches")
     found = [each async for each in judgements(cluster, collection)]
     assert [(each.text, dict(each.grades)) for each in found] == [("carry over rule", {good: 2, bad: 0})]
+    assert found[0].as_of == datetime(2026, 6, 30, tzinfo=UTC)
     assert write(found, tmp_path / "judged") == 2
     read = read_set(tmp_path / "judged")
     assert [(each.text, each.grades) for each in read.questions] == [("carry over rule", {good: 2, bad: 0})]
