@@ -1,10 +1,12 @@
 """What operators see: metrics, spans, log lines, readiness, request ids, and the end of a process."""
 
+import http.server
 import json
 import logging
 import os
 import signal
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -243,6 +245,33 @@ def test_health_is_not_traced(client, spans, tracing):
     assert [
         span.name for span in spans.get_finished_spans() if "livez" in span.name or "metrics" in span.name
     ] == []
+
+
+def test_spans_go_to_a_collector_by_otlp():
+    arrived: list[tuple[str, str | None]] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            arrived.append((self.path, self.headers["content-type"]))
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tracing = observing.trace_to(
+            f"http://127.0.0.1:{server.server_port}/", service="halflife-test", version="0"
+        )
+        with observing.stage("fetch"):
+            pass
+        tracing.flush()
+        tracing.close()
+        server.shutdown()
+    assert arrived[0] == ("/v1/traces", "application/x-protobuf")
 
 
 def test_traces_without_their_packages_are_told_with_the_remedy(monkeypatch):
