@@ -851,9 +851,9 @@ class Embedder:
         return now + wait <= call.failing_since + self._manner.retry_budget_s
 
     def _patience_of(self, call: _Call) -> float:
-        """Return until when the call may go on trying, by the loop's clock; queries without a deadline don't wait."""
+        """Return until when the call may go on trying, by the loop's clock; a query waits for no turn to retry."""
         now = asyncio.get_running_loop().time()
-        if call.urgent and call.deadline is None:
+        if call.urgent:
             return now
         since = now if call.failing_since is None else call.failing_since
         until = since + self._manner.retry_budget_s

@@ -449,7 +449,8 @@ class Reranker:
                 with repeating(retried):
                     return await self._send(ask, texts, form)
             except _Refused as refused:
-                if refused.retry and not retried and await self.guard.turn_to_retry(until=ask.ends):
+                # No waiting for a turn: the fused order is there already.
+                if refused.retry and not retried and await self.guard.turn_to_retry(until=0):
                     retried = True
                     pause = RETRY_PAUSE_S * (0.5 + 0.5 * self._manner.jitter())
                     pause = max(pause, refused.wait_s or 0.0)
