@@ -559,7 +559,7 @@ class Cluster:
 
     async def record(
         self,
-        entries: Sequence[tuple[str, str, Mapping[str, Any]]],
+        entries: Sequence[tuple[str, str, bytes | Mapping[str, Any]]],
         *,
         create: bool = False,
         timeout_s: float | None = None,

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from app import catalog, decay, names, observing
-from app.elastic import Cluster
+from app.elastic import Cluster, encode
 from app.errors import ClusterRejected, Conflict, HalflifeError, NotFound
 from app.models import DEFAULT_WINDOW, Collection, Decay, Fusion, Search, SearchResult
 from app.times import DAY_MS, format_instant, parse_instant
@@ -217,7 +217,7 @@ class Figures:
 class _Waiting:
     index: str
     id: str
-    source: Json
+    source: bytes
     attempts: int = 0
 
 
@@ -256,14 +256,22 @@ class SearchLog:
             _count("dropped")
             return None
         search_id = f"{moment.astimezone(UTC):%Y%m%d}-{self.new_id()}"
-        source = entry(
-            asked,
-            outcome,
-            search_id=search_id,
-            moment=moment,
-            secret=self.secret,
-            with_text=self.with_text,
-        )
+        try:
+            source = encode(
+                entry(
+                    asked,
+                    outcome,
+                    search_id=search_id,
+                    moment=moment,
+                    secret=self.secret,
+                    with_text=self.with_text,
+                )
+            )
+        except (ValueError, HalflifeError):
+            # What can't be told, such as a number that JSON has no word for, must not fail the search.
+            self.figures.failed += 1
+            _count("failed")
+            return None
         self._queue.append(_Waiting(names.own_dated_index(PURPOSE, moment), search_id, source))
         return search_id
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import math
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -208,6 +210,12 @@ def test_sampling_draws_each_search(cluster):
     drawn = iter([0.1, 0.3, 0.2, 0.9])
     log = a_log(cluster, rate=0.25, chance=lambda: next(drawn))
     assert [log.note(asked(), REFUSED) is not None for _ in range(4)] == [True, False, True, False]
+
+
+def test_what_json_has_no_word_for_costs_the_entry_and_not_the_search(cluster):
+    log = a_log(cluster)
+    assert log.note(replace(asked(), spent={"recall": math.nan}), REFUSED) is None
+    assert log.figures.failed == 1
 
 
 def test_a_full_queue_drops_and_counts(cluster):
