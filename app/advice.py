@@ -87,7 +87,12 @@ def stages(plan: Plan, standing: Standing) -> dict[Any, WhyStage]:
     told: dict[Any, WhyStage] = {}
     before: Sequence[Placed] = standing.fused
     search = plan.search
-    for name, options in (("rerank", search.rerank), ("dedup", search.dedup), ("mmr", search.mmr)):
+    for name, options in (
+        ("rerank", search.rerank),
+        ("recency", standing.trace.get("recency")),
+        ("dedup", search.dedup),
+        ("mmr", search.mmr),
+    ):
         if options is None:
             continue
         after = standing.trace.get(name)
@@ -100,6 +105,8 @@ def stages(plan: Plan, standing: Standing) -> dict[Any, WhyStage]:
             told[name] = WhyStage(before=None, after=None, note="it never came to this stage")
         elif name == "rerank":
             told[name] = _reranked(cast(Rerank, options), before[place - 1], place, now)
+        elif name == "recency":
+            told[name] = _by_recency(before[place - 1], place, now)
         elif name == "dedup":
             told[name] = _deduplicated(plan, cast(Dedup, options), standing, before, after)
         else:
@@ -129,6 +136,13 @@ def _reranked(rerank: Rerank, item: Placed, before: int, after: int | None) -> W
             f"dropped: the reranker gave {score:.3g}, which is not among its best `top_n` of {rerank.top_n}"
         )
     return WhyStage(before=before, after=after, score=score, note=note)
+
+
+def _by_recency(item: Placed, before: int, after: int | None) -> WhyStage:
+    note = item.recency or "no other of the best candidates says the same thing"
+    if after is None:
+        note = f"folded into '{item.superseded_by}', which supersedes it"
+    return WhyStage(before=before, after=after, note=note)
 
 
 def _deduplicated(

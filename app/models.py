@@ -287,8 +287,10 @@ def _decay_or_off(value: Any) -> str:
     return "_off" if isinstance(value, str) else "_decay"
 
 
-DecayOrOff = Annotated[
-    Annotated[Decay, Tag("_decay")] | Annotated[Off, Tag("_off")], Discriminator(_decay_or_off)
+DecayWord = Literal["auto", "off"]
+"""Decays that need no figures: none, or what the query and its candidates ask for."""
+DecayOrWord = Annotated[
+    Annotated[Decay, Tag("_decay")] | Annotated[DecayWord, Tag("_off")], Discriminator(_decay_or_off)
 ]
 StrengthOrOff = Annotated[
     Annotated[DecayStrength, Tag("_decay")] | Annotated[Off, Tag("_off")], Discriminator(_decay_or_off)
@@ -432,13 +434,17 @@ def has_strength(decay: DecayStrength) -> bool:
     return any(getattr(decay, name) is not None for name in STRENGTHS)
 
 
-def _check_routes(routes: list[Route] | None, decay: Decay | Literal["off"] | None) -> None:
+def _check_routes(routes: list[Route] | None, decay: Decay | DecayWord | None) -> None:
     names = [route.name for route in routes or [] if route.name is not None]
     if len(names) != len(set(names)):
         raise invalid("two `routes` have the same `name`: each is a key of the answer")
     if isinstance(decay, Decay) and decay.placement == "fused" and any(route.decay for route in routes or []):
         raise invalid(
             "`routes[].decay` belongs to placement 'route'; with 'fused' one factor multiplies the fused score"
+        )
+    if decay == "auto" and any(isinstance(route.decay, DecayStrength) for route in routes or []):
+        raise invalid(
+            "`decay` is 'auto', which decides by itself, but a route has a decay of its own: drop one of them"
         )
     if decay == "off" and any(isinstance(route.decay, DecayStrength) for route in routes or []):
         raise invalid(
@@ -469,7 +475,7 @@ FeedbackOrOff = Annotated[
 class Profile(Value):
     """A named way of ranking, stored with a collection: what a request leaves out is taken from it."""
 
-    decay: DecayOrOff | None = None
+    decay: DecayOrWord | None = None
     routes: Annotated[list[Route], Field(min_length=1, max_length=MAX_ROUTES)] | None = None
     fusion: Fusion | None = None
     feedback: FeedbackOrOff | None = None
@@ -540,8 +546,15 @@ class Search(Query):
     """One search, whole."""
 
     collection: CollectionName
-    decay: DecayOrOff | None = Field(
-        None, description="How age lowers scores; left out: the collection's ranking profile, else no decay."
+    decay: DecayOrWord | None = Field(
+        None,
+        description="How age lowers scores. 'auto': only between documents that say the same thing, around a time that the "
+        "query names, or, where the best hits are news, for all; the answer's `recency` tells which. Left out: the "
+        "collection's ranking profile, else 'auto'.",
+    )
+    fold_superseded: bool = Field(
+        False,
+        description="With decay 'auto': leave out the hits that a newer one supersedes, and name them in its `supersedes`.",
     )
     profile: ProfileName | None = Field(
         None, description="A ranking profile of the collection; its default one if left out."
@@ -729,7 +742,7 @@ class WhyResult(Value):
     fused_score: float | None = Field(
         None, description="Its fused score; what it would be without a window if it is not in it."
     )
-    stages: dict[Literal["rerank", "dedup", "mmr"], WhyStage] = Field(
+    stages: dict[Literal["rerank", "recency", "dedup", "mmr"], WhyStage] = Field(
         default_factory=dict, description="What the search's stages after fusion did with it, in their order."
     )
     chunks: list[WhyChunk] | None = Field(
@@ -1087,7 +1100,7 @@ class CollectionOptions(Value):
     )
     default_profile: ProfileName | None = Field(
         None,
-        description="The profile of searches that name none; none: no decay, both routes, RRF.",
+        description="The profile of searches that name none; none: decay 'auto', both routes, RRF.",
     )
 
     @model_validator(mode="after")
@@ -1209,6 +1222,9 @@ OPTIONAL_IN_HIT = (
     "highlights",
     "embedding",
     "rerank_score",
+    "superseded_by",
+    "supersedes",
+    "recency",
     "near_duplicates",
     "warning",
     "additive",
@@ -1231,6 +1247,19 @@ class HitFeedback(Value):
     ignored: int
     helpful: int
     unhelpful: int
+
+
+RecencyMode = Literal["off", "equals", "around", "news"]
+
+
+class RecencyDecision(Value):
+    """What `decay: "auto"` decided for this query."""
+
+    mode: RecencyMode = Field(
+        description="off: time counts for nothing; equals: newest first among hits that say the same thing; around: "
+        "nearest first to a time that the query names; news: newer hits count for more."
+    )
+    reason: str
 
 
 class Hit(Value):
@@ -1259,6 +1288,15 @@ class Hit(Value):
     highlights: dict[str, list[str]] | None = None
     embedding: list[float] | None = None
     rerank_score: float | None = None
+    superseded_by: str | None = Field(
+        None, description="The newest hit that says the same thing, by decay 'auto'."
+    )
+    supersedes: list[str] | None = Field(
+        None, description="The older ones among the best hits that say the same thing, by decay 'auto'."
+    )
+    recency: str | None = Field(
+        None, description="What decay 'auto' did with this hit; where it did something, or with `explain`."
+    )
     near_duplicates: list[str] | None = Field(None, description="Ids dropped as near duplicates of this hit.")
     additive: dict[str, float] | None = Field(None, description="The terms of an additive score.")
     feedback: HitFeedback | None = Field(None, description="What votes on it count, where `feedback` is on.")
@@ -1279,8 +1317,15 @@ class SearchResult(Value):
     routes: dict[str, RouteStatus]
     hits: list[Hit]
     explain: dict[str, Any] | None = None
+    recency: RecencyDecision | None = Field(
+        None, description="What decay 'auto' decided; absent where it is not in use."
+    )
     search_id: str | None = Field(None, description="Where the search is logged: what feedback refers to.")
 
     @model_serializer(mode="wrap")
     def _lean(self, handler: Any) -> dict[str, Any]:
-        return {k: v for k, v in handler(self).items() if v is not None or k not in ("explain", "search_id")}
+        return {
+            k: v
+            for k, v in handler(self).items()
+            if v is not None or k not in ("explain", "recency", "search_id")
+        }

@@ -6,7 +6,7 @@ Plain dicts that paste into Kibana's Dev Tools. No clock, no network, no client,
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from app import fields
@@ -207,6 +207,26 @@ def chunk_text_query(words: str, *, inner_hits: dict[str, Any] | None) -> dict[s
             ],
         }
     }
+
+
+HOLDS: Final = "holds:"
+"""What the names of the clauses begin with that tell which words a document holds."""
+
+
+def holding(terms: Iterable[str]) -> list[dict[str, Any]]:
+    """Return one named clause for each term, to be matched and not to be scored by: the whole document is looked at."""
+    read = [fields.TITLE, f"{fields.TITLE}.english", fields.TEXT, f"{fields.TEXT}.english"]
+    return [
+        {"multi_match": {"query": term, "fields": read, "operator": "and", "_name": f"{HOLDS}{term}"}}
+        for term in terms
+    ]
+
+
+def held(hit: Mapping[str, Any]) -> frozenset[str]:
+    """Return the terms of `holding` that a hit's document holds."""
+    return frozenset(
+        name.removeprefix(HOLDS) for name in hit.get("matched_queries") or () if name.startswith(HOLDS)
+    )
 
 
 def highlight(words: str, *, encoder: str) -> dict[str, Any]:

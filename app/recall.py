@@ -19,6 +19,7 @@ from app.embedding import Embedder
 from app.errors import CursorExpired, EmbedderUnavailable, HalflifeError, SchemaMismatch, Unavailable
 from app.models import RouteStatus
 from app.planning import Plan, PlannedRoute, RouteAnswer, read_route, route_body
+from app.recency import Recency
 
 PIT_KEEP_ALIVE_S = 120.0
 ROUTE_SHARE = 0.7
@@ -38,6 +39,8 @@ class Run:
     vectors: dict[str, queries.Vector] = field(default_factory=dict)
     """Text -> its vector at length one, as the cluster takes it."""
     answers: dict[str, RouteAnswer] = field(default_factory=dict)
+    recency: Recency | None = None
+    """What decay 'auto' decided, once the lists are fused."""
     tails: dict[int, dict[str, RouteAnswer]] = field(default_factory=dict)
     statuses: dict[str, RouteStatus] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)

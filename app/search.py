@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from pydantic import ValidationError
@@ -20,7 +20,7 @@ from app import cursor as cursors
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
-from app.models import Collection, Hit, RouteHit, RouteStatus, Search, SearchResult
+from app.models import Collection, Hit, RecencyDecision, RouteHit, RouteStatus, Search, SearchResult
 from app.planning import (
     Plan,
     PlannedRoute,
@@ -38,7 +38,9 @@ from app.recall import PIT_KEEP_ALIVE_S, Run, fatal, in_background, located, lon
 from app.reranking import Reranker
 from app.stages import (
     Placed,
+    adapted,
     after_fusion,
+    compared,
     fuse,
     has_pool,
     needed,
@@ -292,6 +294,10 @@ async def _moved(live: list[Run], *, doors: Doors) -> Collection | None:
     return None if (there.model, there.dims) == (planned.model, planned.dims) else there
 
 
+Found = dict[str, dict[str, Any]]
+"""Key of a hit -> its document as the cluster gave it."""
+
+
 @dataclass(slots=True)
 class _Outcome:
     """What a run came to: the whole order, the page of it, and the page's documents."""
@@ -320,21 +326,31 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
         if isinstance(terms, HalflifeError):
             outcomes[id(run)] = terms
         else:
-            going.append((run, rated(run.plan, fuse(run.plan, run.answers, run.tails, terms))))
+            fused = rated(run.plan, fuse(run.plan, run.answers, run.tails, terms))
+            order, run.recency = adapted(run.plan, fused)
+            going.append((run, order))
     documents = await fetch(
-        [(run, needed(run.plan, order, offset=run.offset)) for run, order in going],
+        [(run, needed(run.plan, order, offset=run.offset, decision=run.recency)) for run, order in going],
         doors=doors,
         caller=caller,
     )
+    beside = await fetch_compared(going, doors=doors, caller=caller)
     for run, fused in going:
         found = documents[id(run)]
-        if isinstance(found, HalflifeError):
-            outcomes[id(run)] = found
+        same = beside.get(id(run), found)
+        if isinstance(found, HalflifeError) or isinstance(same, HalflifeError):
+            outcomes[id(run)] = found if isinstance(found, HalflifeError) else cast(HalflifeError, same)
             continue
-        asked_for = {item.key for item in needed(run.plan, fused, offset=run.offset)}
+        asked_for = {item.key for item in needed(run.plan, fused, offset=run.offset, decision=run.recency)}
         whole = [item for item in fused if item.key in found or item.key not in asked_for]
         order, failure = await after_fusion(
-            run.plan, whole, found, reranker=doors.reranker, deadline_s=run.remaining_s()
+            run.plan,
+            whole,
+            found,
+            reranker=doors.reranker,
+            deadline_s=run.remaining_s(),
+            decision=run.recency,
+            same=same,
         )
         if run.plan.search.mmr is not None and run.plan.search.query not in run.vectors:
             run.degrade("not diversified by mmr, this is the fused order: the query has no vector")
@@ -374,6 +390,14 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
                 retry_after_s=1 if cause is None or cause.retry_after_s is None else cause.retry_after_s,
             )
     return outcomes
+
+
+async def fetch_compared(
+    going: Sequence[tuple[Run, list[Placed]]], *, doors: Doors, caller: Caller
+) -> dict[int, Found | HalflifeError]:
+    """Return the documents whose names and words are compared, of runs whose pool brings vectors alone."""
+    wanted = [(run, compared(run.plan, order, decision=run.recency)) for run, order in going]
+    return await fetch([each for each in wanted if each[1]], doors=doors, caller=caller, whole=True)
 
 
 async def _fetch_pages(
@@ -450,10 +474,6 @@ async def _search_all(
         timeout_s=longest([run for run, _ in searches]),
         opaque_id=caller.request_id,
     )
-
-
-Found = dict[str, dict[str, Any]]
-"""Key of a hit -> its document as the cluster gave it."""
 
 
 @observing.staged("fetch")
@@ -644,6 +664,9 @@ def _result(run: Run, outcome: _Outcome, *, cursor: str | None, started: float) 
         routes=statuses,
         hits=[_hit(run, item, outcome) for item in outcome.page if item.key in outcome.documents],
         explain=_requests(run) if plan.search.explain else None,
+        recency=None
+        if run.recency is None
+        else RecencyDecision(mode=run.recency.mode, reason=run.recency.reason),
     )
 
 
@@ -720,6 +743,9 @@ def _hit(run: Run, item: Placed, outcome: _Outcome) -> Hit:
         highlights=document.get("highlight"),
         embedding=passage["embedding"] if search.include_embedding else None,
         rerank_score=item.rerank_score,
+        superseded_by=item.superseded_by,
+        supersedes=item.supersedes,
+        recency=item.recency or (run.recency.told() if search.explain and run.recency is not None else None),
         near_duplicates=item.near_duplicates,
         additive=item.additive,
         feedback=item.feedback,

@@ -5,17 +5,20 @@ by content.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from app import decay, diversity, fields, fusion, observing, queries
+from app import decay, diversity, fields, fusion, observing, queries, recency, supersession
 from app.elastic import unpack_vector
 from app.errors import RerankerFailed
+from app.intent import read_intent
 from app.models import Fusion, HitFeedback, RouteHit, RouteStatus
 from app.planning import Candidate, Plan, PlannedRoute, RouteAnswer
+from app.recency import Recency
 from app.reranking import Reranker, to_probability
+from app.supersession import Said
 
 Measured = Mapping[str, tuple[float, float, float]]
 """Candidate key -> (relevance, salience, recency)."""
@@ -45,6 +48,10 @@ class Placed:
     near_duplicates: list[str] | None = None
     additive: dict[str, float] | None = None
     feedback: HitFeedback | None = None
+    superseded_by: str | None = None
+    supersedes: list[str] | None = None
+    recency: str | None = None
+    """What decay 'auto' did with it."""
 
     @property
     def routes(self) -> dict[str, RouteHit]:
@@ -101,6 +108,39 @@ def rated(plan: Plan, order: list[Placed]) -> list[Placed]:
     for item in tail:
         item.score = min(item.score, head[-1].score) if head else item.score
     return head + tail
+
+
+def adapted(plan: Plan, order: list[Placed]) -> tuple[list[Placed], Recency | None]:
+    """Return the order with what decay 'auto' makes of it by dates alone, and the decision; both depend on the head only.
+
+    What a score is above the head's least is multiplied by the factor, so that one floor fits every fusion.
+    """
+    if not plan.auto_decay:
+        return order, None
+    head = [item for item in order if not item.tail]
+    decision = recency.decide(
+        read_intent(plan.search.query, origin_ms=plan.origin_ms),
+        origin_ms=plan.origin_ms,
+        created_ms=[item.created_ms for item in head],
+    )
+    if not plan.compares:
+        decision = replace(decision, compared=0)
+    by = recency.decay_of(decision)
+    if by is None and decision.mode != "around":
+        return order, decision
+    least = min((item.score for item in head), default=0.0)
+    for item in head:
+        item.factor = (
+            recency.nearness(decision, item.created_ms, evergreen=item.evergreen)
+            if by is None
+            else decay.factor(
+                by, origin_ms=plan.origin_ms, moment_ms=item.created_ms, evergreen=item.evergreen
+            )
+        )
+        item.recency = f"{decision.told()}: factor {item.factor:.3g}"
+        item.score = least + (item.score - least) * item.factor
+    head.sort(key=lambda item: -item.score)  # stable: ties keep the fused order
+    return [*head, *(item for item in order if item.tail)], decision
 
 
 def fuse(
@@ -197,7 +237,9 @@ def _place(
     )  # fmt: skip
 
 
-def needed(plan: Plan, order: Sequence[Placed], *, offset: int) -> list[Placed]:
+def needed(
+    plan: Plan, order: Sequence[Placed], *, offset: int, decision: Recency | None = None
+) -> list[Placed]:
     """Return the hits whose documents this page and the stages before it read.
 
     The stages' pool depends on the request alone, never on the page, so that pages fit together.
@@ -210,13 +252,25 @@ def needed(plan: Plan, order: Sequence[Placed], *, offset: int) -> list[Placed]:
         pool = max(pool, search.mmr.candidates)
     if search.dedup is not None:
         pool = max(pool, _dedup_pool(plan))
-    if pool == 0:
-        return list(order[offset : offset + search.top_k])
+    same = 0 if decision is None else decision.compared
+    if pool == 0 and not search.fold_superseded:
+        # Supersession permutes the first few among themselves: the pages behind them need only their own.
+        end = offset + search.top_k
+        return list(order[offset:end] if offset >= same else order[: max(same, end)])
     if only_vectors(plan):
         # MMR only changes the order within its pool.
         return list(order[:pool])
+    pool = max(pool, same)
     # Duplicates and reordering move hits onto the page from below it.
     return list(order[: max(2 * pool, offset + search.top_k + pool)])
+
+
+def compared(plan: Plan, order: Sequence[Placed], *, decision: Recency | None) -> list[Placed]:
+    """Return the hits whose names and words are compared, where the stages' pool brings vectors alone; else none."""
+    if decision is None or not decision.compared or not has_pool(plan):
+        return []
+    rerank = plan.search.rerank
+    return list(order[: max(decision.compared, 0 if rerank is None else rerank.candidates)])
 
 
 def _dedup_pool(plan: Plan) -> int:
@@ -292,11 +346,14 @@ async def after_fusion(
     *,
     reranker: Reranker | None,
     deadline_s: float,
+    decision: Recency | None = None,
+    same: Mapping[str, Mapping[str, Any]] | None = None,
     trace: dict[str, list[Placed]] | None = None,
 ) -> tuple[list[Placed], RerankerFailed | None]:
-    """Return the order after reranking, near-duplicate removal and MMR, and the reranker's failure if it failed.
+    """Return the order after reranking, supersession, near-duplicate removal and MMR, and the reranker's failure if any.
 
-    `documents` holds what `needed` named; hits of it that are gone are dropped. `trace` is given the order after each
+    `documents` holds what `needed` named; hits of it that are gone are dropped. `same` holds what `compared` named, where
+    it named any. `trace` is given the order after each
     stage that ran, by the stage's name.
     """
     trace = {} if trace is None else trace
@@ -308,11 +365,48 @@ async def after_fusion(
             trace["rerank"] = order
         except RerankerFailed as error:
             failure = error
+    if decision is not None and decision.compared:
+        order = trace["recency"] = _newest_first(plan, order, documents if same is None else same, decision)
     if search.dedup is not None:
         order = trace["dedup"] = _without_duplicates(plan, order, documents)
     if search.mmr is not None:
         order = trace["mmr"] = _diversified(plan, order, documents)
     return order, failure
+
+
+def _newest_first(
+    plan: Plan, order: list[Placed], documents: Mapping[str, Mapping[str, Any]], decision: Recency
+) -> list[Placed]:
+    """Return the order with the best candidates that say the same thing newest first, in the places they held together.
+
+    A hit takes the score of its place. With `fold_superseded` the older ones go.
+    """
+    pool, rest = pool_of(order, decision.compared)
+    if any(item.key not in documents for item in pool):
+        return order  # a page behind them
+    said = []
+    for item in pool:
+        hit = documents[item.key]
+        title = hit.get("_source", {}).get(fields.TITLE) or ""
+        text = passage_of(item, hit, plan)["text"] or ""
+        said.append(Said(item.created_ms, title, text, queries.held(hit), evergreen=item.evergreen))
+    placed = list(pool)
+    for group in supersession.groups(plan.search.query, said, current=decision.current):
+        scores = [pool[at].score for at in group.members]
+        ranked = supersession.newest_first(group.members, said, not_after_ms=decision.not_after_ms)
+        first = pool[ranked[0]]
+        older = [at for at in ranked if (pool[at].created_ms or 0) < (first.created_ms or 0)]
+        first.supersedes = [pool[at].id for at in older] or None
+        for place, at, score in zip(group.members, ranked, scores, strict=True):
+            item = placed[place] = pool[at]
+            item.score = score
+            item.superseded_by = first.id if at in older else None
+            moved = f"from {at + 1} to {place + 1}" if at != place else f"at {place + 1}"
+            told = f"one of {len(ranked)} that say the same thing ({group.why}), newest first: {moved}"
+            item.recency = f"{item.recency or decision.told()}; {told}"
+    if plan.search.fold_superseded:
+        placed = [item for item in placed if item.superseded_by is None]
+    return [*placed, *rest]
 
 
 def _without_duplicates(

@@ -33,11 +33,12 @@ from app.search import (
     budget_s,
     check_reranker,
     fetch,
+    fetch_compared,
     measure,
     recall_where_it_is,
     with_votes,
 )
-from app.stages import Placed, after_fusion, fuse, needed, rated
+from app.stages import Placed, adapted, after_fusion, fuse, needed, rated
 from app.times import from_ms, parse_instant, to_ms
 
 VECTOR_NAME: Final = "vector"
@@ -74,13 +75,13 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
     measured = (await measure([run], doors=doors, caller=caller)).get(id(run), {})
     if isinstance(measured, HalflifeError):
         raise measured
-    fused = rated(plan, fuse(plan, run.answers, run.tails, measured))
+    fused, run.recency = adapted(plan, rated(plan, fuse(plan, run.answers, run.tails, measured)))
     found = await _source(document_id, run, doors=doors, caller=caller)
     if found is None:
         return _absent(document_id, run)
     source, has_vector = found
     standing = advice.Standing(document_id, fused, [item.score for item in fused], final=fused)
-    if plan.search.rerank or plan.search.dedup or plan.search.mmr:
+    if plan.search.rerank or plan.compares or plan.search.dedup or plan.search.mmr:
         await _run_stages(standing, run, doors=doors, caller=caller)
     seen = await _seen(document_id, run, doors=doors, caller=caller)
     excluded = excluded_by(plan, source)
@@ -107,7 +108,7 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
     created = source.get(fields.CREATION_TIME)
     page = standing.final[: plan.search.top_k]
     score = _fused_score(plan, routes) if place is None else standing.scores[place - 1]
-    factor = _factor(plan, source)
+    factor = _factor(plan, source) if item is None or not plan.auto_decay else item.factor
     undecayed = score if item is None else item.fused_score
     if place is None and plan.placement == "fused" and score is not None and factor is not None:
         score *= factor
@@ -148,15 +149,25 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
 async def _run_stages(standing: advice.Standing, run: Run, *, doors: Doors, caller: Caller) -> None:
     """Run the stages after fusion as the search's first page does, and note what each of them made."""
     plan, fused = run.plan, list(standing.fused)
-    wanted = needed(plan, fused, offset=0)
+    wanted = needed(plan, fused, offset=0, decision=run.recency)
     found = (await fetch([(run, wanted)], doors=doors, caller=caller))[id(run)]
     if isinstance(found, HalflifeError):
         raise found
+    same = (await fetch_compared([(run, fused)], doors=doors, caller=caller)).get(id(run), found)
+    if isinstance(same, HalflifeError):
+        raise same
     asked_for = {item.key for item in wanted}
     whole = [item for item in fused if item.key in found or item.key not in asked_for]
     trace: dict[str, list[Placed]] = {}
     final, failure = await after_fusion(
-        plan, whole, found, reranker=doors.reranker, deadline_s=run.remaining_s(), trace=trace
+        plan,
+        whole,
+        found,
+        reranker=doors.reranker,
+        deadline_s=run.remaining_s(),
+        decision=run.recency,
+        same=same,
+        trace=trace,
     )
     if failure is not None:
         run.degrade(f"not reranked, this is the fused order: {failure.detail}", failure)

@@ -673,15 +673,15 @@ def search_request(
 
 
 def parse_decay(text: str) -> dict[str, Any] | str:
-    """Return a decay as requests have it, from `180d`, `off` or an object as JSON."""
+    """Return a decay as requests have it, from `180d`, `auto`, `off` or an object as JSON."""
     text = text.strip()
-    if text.lower() == "off":
-        return "off"
+    if text.lower() in ("auto", "off"):
+        return text.lower()
     if text.startswith("{"):
         return json_object("--decay", text)
     if not text or text.isdecimal():
         raise typer.BadParameter(
-            f"'{text}' has no unit: write a half-life such as 180d or 36h, a JSON object, or off",
+            f"'{text}' has no unit: write a half-life such as 180d or 36h, a JSON object, auto or off",
             param_hint="--decay",
         )
     return {"half_life": text}

@@ -95,6 +95,7 @@ ROOMS = (
         "plans",
         {
             "planning": "one request into all that the cluster is asked, its answers into candidates",
+            "recency": "how much time shall matter for one query: what it says and what was found, into one decision",
             "bulks": "the order and the fates of a bulk's items",
             # With the plans, since both read filters: a key's is checked where the key is read.
             "keys": "bearer keys: parsed, found by their hash, and what each allows",
@@ -110,6 +111,8 @@ ROOMS = (
             "filters": "the filter language and its translation",
             "ratings": "votes on hits made one bounded factor per document",
             "fusion": "ranks and scores of several routes made one order",
+            "intent": "what a query says about time",
+            "supersession": "which candidates say the same thing",
             "diversity": "near-duplicates and MMR over vectors",
             "cursor": "the sealed page token",
             "chunking": "a document's text cut into what is embedded",

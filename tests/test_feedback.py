@@ -378,7 +378,7 @@ async def fill(cluster: Cluster, collection: str, document: str, verdict: str, *
 
 
 def ranked(client, collection, **more):
-    return ask(client, collection, routes=[{"kind": "text"}], **more)
+    return ask(client, collection, **{"routes": [{"kind": "text"}], "decay": "off", **more})
 
 
 def with_ratings(client, collection, **more):
@@ -411,7 +411,7 @@ async def test_votes_lift_a_document_within_bounds(client, collection, cluster):
     assert "feedback" not in told[order[1]]
     why = client.post("/v1/why", json={
         "collection": collection, "query": "carry over leave", "routes": [{"kind": "text"}],
-        "feedback": {"strength": 0.1}, "id": order[3],
+        "feedback": {"strength": 0.1}, "id": order[3], "decay": "off",
     }).json()  # fmt: skip
     assert why["fused_rank"] == 1
 

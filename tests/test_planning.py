@@ -569,7 +569,9 @@ WORDED = {
 
 def test_fetch_body_with_a_vector() -> None:
     only = {"ids": {"values": ["both", "near"]}}
-    assert fetch_body(plan_of(), VECTORS["carry over"], ids=["both", "near"], with_embedding=False) == {
+    assert fetch_body(
+        plan_of(decay="off"), VECTORS["carry over"], ids=["both", "near"], with_embedding=False
+    ) == {
         "size": 2,
         "query": {
             "bool": {
@@ -583,7 +585,7 @@ def test_fetch_body_with_a_vector() -> None:
 
 def test_fetch_body_without_a_vector_with_everything_asked_for() -> None:
     only = {"ids": {"values": ["both"]}}
-    plan = plan_of(forced=[TENANT], filter={"lang": "en"}, highlight=True, neighbours=2)
+    plan = plan_of(forced=[TENANT], filter={"lang": "en"}, highlight=True, neighbours=2, decay="off")
     any_chunk = {"bool": {"must": [{"match_all": {"boost": 0}}], "should": [WORDED]}}
     best = {
         "_source": CHUNK_AND_VECTOR, "size": 1, "name": "worded", "sort": [{"_score": "desc"}, {"chunks.start": "asc"}],

@@ -205,7 +205,7 @@ async def test_rrf_is_the_sum_over_the_ranks_told(
 
 
 async def test_route_ranks_follow_score_then_age_then_id(asker: Asker) -> None:
-    answer = await asker.ask(QUERY, top_k=300, routes=[TEXT], fusion={"window": 400})
+    answer = await asker.ask(QUERY, top_k=300, routes=[TEXT], fusion={"window": 400}, decay="off")
     scores = [hit.routes["text"].score for hit in answer.hits]
     assert len(set(scores)) < len(scores), "the library has ties"
     assert ids(answer) == in_order(answer.hits)

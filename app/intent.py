@@ -1,0 +1,401 @@
+"""What a query says about time: whether it wants what holds now, asks about the past, names a time or a version.
+
+Pure: the origin comes in. A closed grammar of forms in English, Chinese and Japanese, read left to right, longest form
+first. It prefers silence to a guess: a number that only might be a year is marked as unsure, `RFC 2020`, `ISO 8601`,
+`CVE-2020-1234`, `top 10` and "may I" are not times.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+
+from app.times import from_ms, to_ms
+
+Wants = Literal["current", "past", "time", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time that a query names, from `start_ms` up to but without `end_ms`.
+
+    `sure` is False for a bare number that may be a year ("the 2019 novel"): reason enough not to prefer what is new,
+    but not to prefer what is from then.
+    """
+
+    start_ms: int
+    end_ms: int
+    text: str
+    sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a query says about time; `cue` is the word or form that decided, "" where nothing did."""
+
+    wants: Wants
+    cue: str = ""
+    spans: tuple[Span, ...] = ()
+    versions: tuple[str, ...] = ()
+
+
+LONGEST_READ: Final = 2_000
+"""Characters of a query that are read for times: a longer one is a document, and what it names is not what it asks."""
+
+
+def read_intent(query: str, *, origin_ms: int) -> Intent:
+    """Return what the query says about time, as seen from the origin (civil days of UTC).
+
+    A named time wins over words: "latest news in March 2020" asks about then. A span that reaches the origin ("this
+    year", "last 3 days") is a named time too. Times that begin after the origin are no times to look in.
+    """
+    text = unicodedata.normalize("NFKC", query[:LONGEST_READ]).casefold()
+    origin = from_ms(origin_ms)
+    spans = tuple(span for span in _joined(text, _spans(text, origin)) if span.start_ms <= origin_ms)
+    versions = tuple(dict.fromkeys(match[1] for match in _VERSION.finditer(text)))
+    sure = [span for span in spans if span.sure]
+    if sure:
+        return Intent("time", sure[0].text, spans, versions)
+    if match := _PAST.search(text):
+        return Intent("past", match[0], spans, versions)
+    if match := _CURRENT.search(text):
+        return Intent("current", match[0], spans, versions)
+    return Intent("any", "", spans, versions)
+
+
+# --- words ---------------------------------------------------------------------------------------------------------------
+
+_CURRENT: Final = re.compile(
+    r"\b(?:(?<!at the )latest|newest|(?:most )?recent(?:ly)?|up[- ]to[- ]date|nowadays|currently|right now|now(?=\s*[?!.]*$)"
+    r"|as of (?:now|today)|today(?:'s)?|these days"
+    # The current of electricity and water is no time.
+    r"|(?<!electric )(?<!alternating )(?<!direct )(?<!eddy )(?<!ocean )(?<!phase )(?<!leakage )"
+    r"current(?! (?:densit|flow|source|voltage|loop|account|transformer|limit|sens|carr|distribut|measur|sheet))(?=\s+\w))\b"
+    r"|最新|目前|现在|現在|当前|當前|如今|最近|近期|近日|眼下|现任|現任|现行|現行|新着|直近"
+)
+_PAST: Final = re.compile(
+    r"\b(?:histor(?:y|ical|ically) of|the history|originally|formerly|previously|used to be|back then|at that time"
+    r"|in those days|in the past|once was|earliest|oldest|first (?:version|edition|release)|ex-(?:president|minister|ceo))\b"
+    r"|当时|當時|曾经|曾經|历史上|歷史上|的历史|的歷史|起初|最初|最早|早期|那时|那時|以前|从前|從前|旧版|舊版"
+    r"|かつて|もともと|当初|の歴史|昔"
+)
+# A number with a point in it that stands alone or behind a name: 5.1, v2, 3.0.11, 4.0.0-rc.2; not 3.5%, $2.50 or 1.5e3.
+_VERSION: Final = re.compile(
+    r"(?<![\w.$€£¥,/-])(?:v(?=\d)|version\s*|版本\s*)?(\d{1,4}(?:\.\d{1,5}){1,3}(?:-?(?:rc|beta|alpha|ga)[.-]?\d{0,3})?)"
+    r"(?![\w%‰]|[.,]\d|\s*(?:%|percent|per cent))(?=\b|[^\d])"
+    r"|(?<![\w.])v(\d{1,4})(?![\w.])"
+)
+
+# --- times ---------------------------------------------------------------------------------------------------------------
+
+_MONTHS: Final = {
+    name: number
+    for number, names in enumerate(
+        (
+            "january jan", "february feb", "march mar", "april apr", "may", "june jun", "july jul", "august aug",
+            "september sept sep", "october oct", "november nov", "december dec",
+        ),
+        start=1,
+    )
+    for name in names.split()
+}  # fmt: skip
+_MONTH: Final = r"(january|february|march|april|may|june|july|august|september|october|november|december|jan|feb|mar|apr|jun|jul|aug|sept|sep|oct|nov|dec)\b\.?"
+_WORDS: Final = {
+    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "eleven": 11, "twelve": 12,
+    "a": 1, "an": 1, "a couple of": 2, "first": 1, "second": 2, "third": 3, "fourth": 4, "last": 4,
+}  # fmt: skip
+_COUNT: Final = r"(\d{1,3}|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|a couple of|an?)"
+_DIGITS: Final = {
+    **dict(zip("〇零一二三四五六七八九", (0, 0, *range(1, 10)), strict=True)), "两": 2, "兩": 2,
+}  # fmt: skip
+_HAN_NUMBER: Final = r"(?:\d{1,3}|[一二三四五六七八九十两兩]{1,3})"
+_HAN: Final = f"({_HAN_NUMBER})"
+_YEAR: Final = r"((?:1[0-9]|20|21)\d\d)"
+_NOT_IN_NAME: Final = r"(?<![\w.\-/#$€£])"
+_WEEKDAYS: Final = {
+    "monday": 0, "tuesday": 1, "wednesday": 2, "thursday": 3, "friday": 4, "saturday": 5, "sunday": 6,
+}  # fmt: skip
+_WEEKDAY: Final = r"(monday|tuesday|wednesday|thursday|friday|saturday|sunday)"
+_HAN_WEEKDAYS: Final = dict(zip("一二三四五六日天末", (0, 1, 2, 3, 4, 5, 6, 6, 5), strict=True))
+_UNITS: Final = {
+    "day": "d",
+    "week": "w",
+    "month": "m",
+    "year": "y",
+    "quarter": "q",
+    "hour": "h",
+    "decade": "10y",
+}
+_HAN_UNITS: Final = {
+    "天": "d", "日": "d", "周": "w", "週": "w", "星期": "w", "週間": "w", "月": "m", "年": "y", "小时": "h", "小時": "h",
+    "時間": "h", "季度": "q",
+}  # fmt: skip
+
+_Bounds = tuple[datetime, datetime]
+
+
+def _at(year: int, month: int = 1, day: int = 1) -> datetime:
+    return datetime(year, month, day, tzinfo=UTC)
+
+
+def _months(year: int, month: int, count: int = 1) -> _Bounds:
+    """Return `count` months from the first of one; months beyond 1 to 12 fall into the years around."""
+    first, after = year * 12 + month - 1, year * 12 + month - 1 + count
+    return _at(first // 12, first % 12 + 1), _at(after // 12, after % 12 + 1)
+
+
+def _years(year: int, count: int = 1) -> _Bounds:
+    return _at(year), _at(year + count)
+
+
+def _day(year: int, month: int, day: int) -> _Bounds:
+    first = _at(year, month, day)
+    return first, first + timedelta(days=1)
+
+
+def _midnight(moment: datetime) -> datetime:
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _unit(origin: datetime, unit: str, back: int) -> _Bounds:
+    """Return the calendar unit that lies `back` units before the origin's own."""
+    today = _midnight(origin)
+    if unit in ("d", "h"):
+        first = today - timedelta(days=back if unit == "d" else back // 24)
+        return first, first + timedelta(days=1)
+    if unit == "w":
+        first = today - timedelta(days=today.weekday() + 7 * back)
+        return first, first + timedelta(days=7)
+    if unit == "m":
+        return _months(origin.year, origin.month - back)
+    if unit == "q":
+        return _months(origin.year, (origin.month - 1) // 3 * 3 + 1 - 3 * back, 3)
+    step = 10 if unit == "10y" else 1
+    return _years(origin.year - step * back)
+
+
+def _since(origin: datetime, unit: str, back: int) -> _Bounds:
+    """Return the last `back` units up to the end of the origin's day."""
+    days = {"h": 1 / 24, "d": 1, "w": 7, "m": 30.44, "q": 91.31, "y": 365.25, "10y": 3652.5}[unit] * back
+    end = _midnight(origin) + timedelta(days=1)
+    return _midnight(origin - timedelta(days=days)), end
+
+
+def _last_time(origin: datetime, month: int, day: int | None = None) -> _Bounds:
+    """Return the newest such month or day that has begun by the origin."""
+    for year in range(origin.year, origin.year - 9, -1):
+        try:
+            bounds = _months(year, month) if day is None else _day(year, month, day)
+        except ValueError:
+            continue
+        if bounds[0] <= origin:
+            return bounds
+    raise ValueError("no such day")
+
+
+def _number(text: str) -> int:
+    if text in _WORDS:
+        return _WORDS[text]
+    if text.isascii():
+        return int(text)
+    tens, ten, ones = text.rpartition("十")
+    if not ten:
+        return int("".join(str(_DIGITS[digit]) for digit in text))
+    return 10 * (_DIGITS[tens] if tens else 1) + (_DIGITS[ones] if ones else 0)
+
+
+def _part(year: int, rest: str) -> _Bounds:
+    """Return the part of a year that Chinese and Japanese forms name behind it; the whole year for none."""
+    if match := re.fullmatch(rf"的?{_HAN}月(?:份|的)?{_HAN}[日号號]", rest):
+        return _day(year, _number(match[1]), _number(match[2]))
+    if match := re.fullmatch(rf"的?{_HAN}月(.*)", rest):
+        first, after = _months(year, _number(match[1]))
+        tenth = {
+            "上旬": (0, 10),
+            "初": (0, 10),
+            "中旬": (10, 20),
+            "下旬": (20, 31),
+            "底": (20, 31),
+            "末": (20, 31),
+        }
+        if match[2] in tenth:
+            early, late = tenth[match[2]]
+            return first + timedelta(days=early), min(after, first + timedelta(days=late))
+        return first, after
+    if match := re.fullmatch(r"的?(?:第)?([一二三四1-4])(?:个)?(?:季度|四半期)", rest):
+        return _months(year, 3 * _number(match[1]) - 2, 3)
+    halves = {
+        "上半年": (1, 6),
+        "下半年": (7, 6),
+        "上半期": (1, 6),
+        "下半期": (7, 6),
+        "春": (3, 3),
+        "夏": (6, 3),
+        "秋": (9, 3),
+    }
+    for name, (month, count) in {
+        **halves,
+        "年初": (1, 3),
+        "初": (1, 3),
+        "年底": (11, 2),
+        "底": (11, 2),
+        "末": (11, 2),
+        "年末": (11, 2),
+    }.items():
+        if rest.removeprefix("的") == name:
+            return _months(year, month, count)
+    return _years(year)
+
+
+_REST: Final = (
+    rf"((?:的?{_HAN_NUMBER}月(?:(?:份|的)?{_HAN_NUMBER}[日号號]|份|上旬|中旬|下旬|初|底|末)?"
+    r"|的?第?[一二三四1-4]个?(?:季度|四半期)|的?[上下]半[年期]|的?年[初底末]|[初底末]|的?[春夏秋])?)"
+)
+_HAN_YEAR_WORDS: Final = {
+    "今年": 0, "本年度": 0, "本年": 0, "去年": 1, "昨年": 1, "上一年": 1, "前年": 2, "一昨年": 2, "大前年": 3,
+}  # fmt: skip
+_ERAS: Final = {"令和": 2018, "平成": 1988, "昭和": 1925, "民国": 1911, "民國": 1911}
+
+_Reader = Callable[[re.Match[str], datetime], _Bounds]
+
+
+def _han_digits(text: str) -> int:
+    return int("".join(str(_DIGITS.get(digit, digit)) for digit in text))
+
+
+def _same_day(match: re.Match[str], origin: datetime) -> _Bounds:
+    year = origin.year - _number(match[1])
+    if match[2] == "今天" or match[2] == "今日":
+        return _day(year, origin.month, min(origin.day, 28) if origin.month == 2 else origin.day)
+    about = _at(year, origin.month, min(origin.day, 28))
+    return about - timedelta(days=15), about + timedelta(days=16)
+
+
+# The order is that of trial at one place of the query: the longest form first. A reader may raise ValueError (31 June).
+_FORMS: Final[tuple[tuple[str, _Reader, bool], ...]] = (
+    # 2020-04-02, 2020/4/2, 2020.04.02
+    (rf"{_NOT_IN_NAME}{_YEAR}([-/.])(\d\d?)\2(\d\d?)(?![\w]|[-/.]\d)", lambda m, _: _day(int(m[1]), int(m[3]), int(m[4])), True),
+    (rf"{_NOT_IN_NAME}{_YEAR}-(0[1-9]|1[0-2])(?![\w]|-\d)", lambda m, _: _months(int(m[1]), int(m[2])), True),
+    # March 5, 2020; March 5th 2020; 5 March 2020; March 2020; March of 2020
+    (rf"\b{_MONTH}\s*(\d\d?)(?:st|nd|rd|th)?,?\s+{_YEAR}\b", lambda m, _: _day(int(m[3]), _MONTHS[m[1]], int(m[2])), True),
+    (rf"\b(\d\d?)(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH},?\s+{_YEAR}\b", lambda m, _: _day(int(m[3]), _MONTHS[m[2]], int(m[1])), True),
+    (rf"\b{_MONTH},?\s+(?:of\s+)?{_YEAR}(?![\w-]|\.\d)", lambda m, _: _months(int(m[2]), _MONTHS[m[1]]), True),
+    (rf"{_NOT_IN_NAME}{_YEAR},?\s+{_MONTH}(?!\s+\d)", lambda m, _: _months(int(m[1]), _MONTHS[m[2]]), True),
+    # Q3 2021, 2021 Q3, third quarter of 2021, first half of 2020
+    (rf"\bq([1-4])[ -/]?\s*{_YEAR}\b", lambda m, _: _months(int(m[2]), 3 * int(m[1]) - 2, 3), True),
+    (rf"{_NOT_IN_NAME}{_YEAR}[ -/]?\s*q([1-4])\b", lambda m, _: _months(int(m[1]), 3 * int(m[2]) - 2, 3), True),
+    (rf"\b(first|second|third|fourth|last)\s+quarter\s+(?:of\s+)?{_YEAR}\b", lambda m, _: _months(int(m[2]), 3 * _WORDS[m[1]] - 2, 3), True),
+    (rf"\b(first|second)\s+half\s+(?:of\s+)?{_YEAR}\b", lambda m, _: _months(int(m[2]), 6 * _WORDS[m[1]] - 5, 6), True),
+    # 2020年4月2日, 2020年4月, 2020年第三季度, 2020年底, 二〇二〇年, 令和5年, 去年5月, 四年前的4月18日
+    (rf"(?<!\d)((?:1[0-9]|20|21)\d\d|[一二][〇零一二三四五六七八九]{{3}})\s?年(?!代|前|间)\s?{_REST}", lambda m, _: _part(_han_digits(m[1]), m[2]), True),
+    (rf"(令和|平成|昭和|民国|民國)({_HAN_NUMBER}|元)年{_REST}", lambda m, _: _part(_ERAS[m[1]] + (1 if m[2] == "元" else _number(m[2])), m[3]), True),
+    (rf"({'|'.join(sorted(_HAN_YEAR_WORDS, key=len, reverse=True))}){_REST}", lambda m, o: _part(o.year - _HAN_YEAR_WORDS[m[1]], m[2]), True),
+    (rf"(?<!\d){_HAN}年前的?(今天|今日|这个时候|這個時候|这时候|同期)", _same_day, True),
+    (rf"(?<!\d){_HAN}年前{_REST}", lambda m, o: _part(o.year - _number(m[1]), m[2]), True),
+    # 过去三年, 近五年, 最近三天, 三天以来; 三天前, 两周前, 3ヶ月前
+    (rf"(?:过去|過去|近|最近|这|這|ここ){_HAN}(?:个|個|か|ヶ|カ|ケ)?(天|日|周|週間|週|星期|月|年|小时|小時|時間|季度)(?!前)", lambda m, o: _since(o, _HAN_UNITS[m[2]], _number(m[1])), True),
+    (rf"(?<![\d]){_HAN}(?:个|個|か|ヶ|カ|ケ)?(天|日|周|週間|週|星期|月|小时|小時|時間)(?:之|以)?前", lambda m, o: _unit(o, _HAN_UNITS[m[2]], _number(m[1])), True),
+    (r"(?:上|前一)个?(?:周|週|星期|礼拜)([一二三四五六日天末])", lambda m, o: _weekday(o, _HAN_WEEKDAYS[m[1]], 1, 2 if m[1] == "末" else 1), True),
+    (r"(?:本|这|這|这个)(?:周|週|星期)([一二三四五六日天末])", lambda m, o: _weekday(o, _HAN_WEEKDAYS[m[1]], 0, 2 if m[1] == "末" else 1), True),
+    (r"(?:上|上一|上个|上個|前一|先|前)(?:周|週|星期)", lambda _, o: _unit(o, "w", 1), True),
+    (r"(?:本|这|這|这个|今)(?:周|週|星期)", lambda _, o: _unit(o, "w", 0), True),
+    (r"(?:上个|上個|上一个|上|先)月(?:份)?", lambda _, o: _unit(o, "m", 1), True),
+    (r"(?:本|这个|這個|当|今)月(?:份)?(?!\d)", lambda _, o: _unit(o, "m", 0), True),
+    (r"(?:上|上个|上個|上一)季度", lambda _, o: _unit(o, "q", 1), True),
+    (r"大前天|三日前", lambda _, o: _unit(o, "d", 3), True),
+    (r"前天|一昨日|おととい", lambda _, o: _unit(o, "d", 2), True),
+    (r"昨天|昨日|昨晚|前一天|前一日|きのう", lambda _, o: _unit(o, "d", 1), True),
+    (r"今天|今日|今晚|きょう", lambda _, o: _unit(o, "d", 0), True),
+    # 4月18日, 8月底 without a year: the newest such time; a month in Han numerals needs more than 月 (五月天, 十月革命)
+    (rf"(?<![\d年]){_HAN}月(?:份)?{_HAN}[日号號]", lambda m, o: _last_time(o, _number(m[1]), _number(m[2])), True),
+    (r"(?<![\d年.])(1[0-2]|[1-9])月(?:份)?(?![\d大])", lambda m, o: _last_time(o, int(m[1])), True),
+    (rf"(?<![\d年个個]){_HAN}月(?:份|初|底|末|上旬|中旬|下旬)", lambda m, o: _last_time(o, _number(m[1])), True),
+    # the 1990s, the 90s, 20世纪90年代, 1990年代
+    (r"(?<![\w-])(1[5-9]\d0|20\d0)(?:'?s\b|年代)", lambda m, _: _years(int(m[1]), 10), True),
+    (r"(?:20世纪|20世紀|上世纪|上世紀)([2-9])0年代", lambda m, _: _years(1900 + 10 * int(m[1]), 10), True),
+    (r"\bthe '?([2-9])0s\b", lambda m, _: _years(1900 + 10 * int(m[1]), 10), True),
+    # last week, past 3 days, 2 years ago, last Tuesday
+    (rf"\b{_COUNT}\s+(day|week|month|year|decade|hour)s?\s+(?:ago|earlier|before)\b", lambda m, o: _unit(o, _UNITS[m[2]], _number(m[1])), True),
+    (rf"\b(?:in\s+)?(?:the\s+)?(?:last|past|previous|recent)\s+{_COUNT}\s+(day|week|month|year|decade|hour|quarter)s?\b", lambda m, o: _since(o, _UNITS[m[2]], _number(m[1])), True),
+    (r"\b(?:last|previous|past)\s+(week|month|year|quarter)\b", lambda m, o: _unit(o, _UNITS[m[1]], 1), True),
+    (r"\bthis\s+(week|month|year|quarter)\b", lambda m, o: _unit(o, _UNITS[m[1]], 0), True),
+    (rf"\blast\s+{_WEEKDAY}\b", lambda m, o: _weekday_before(o, _WEEKDAYS[m[1]]), True),
+    (r"\bday before yesterday\b", lambda _, o: _unit(o, "d", 2), True),
+    (r"\byesterday\b", lambda _, o: _unit(o, "d", 1), True),
+    (rf"\b(?:last|this past)\s+{_MONTH}", lambda m, o: _last_time(o, _MONTHS[m[1]]), True),
+    # on March 5; in March: the newest such time
+    (rf"\bon\s+{_MONTH}\s*(\d\d?)(?:st|nd|rd|th)?\b(?![\w.])", lambda m, o: _last_time(o, _MONTHS[m[1]], int(m[2])), True),
+    (rf"\b(?:in|during)\s+{_MONTH}(?=\s*(?:$|[?.!,;]))", lambda m, o: _last_time(o, _MONTHS[m[1]]), True),
+    # since 2019, after 2019, before 1990
+    (rf"\bsince\s+{_YEAR}(?![\w-]|\.\d)", lambda m, o: (_at(int(m[1])), max(_at(int(m[1]) + 1), _midnight(o) + timedelta(days=1))), True),
+    (rf"\bafter\s+{_YEAR}(?![\w-]|\.\d)", lambda m, o: (_at(int(m[1]) + 1), max(_at(int(m[1]) + 2), _midnight(o) + timedelta(days=1))), True),
+    (rf"\b(?:before|until|up to)\s+{_YEAR}(?![\w-]|\.\d)", lambda m, _: (_at(int(m[1]) - 10), _at(int(m[1]))), True),
+    (rf"\b(?:in|during|of|from|by|early|late|mid|year|between)[ -]{_YEAR}(?![\w-]|\.\d)", lambda m, _: _years(int(m[1])), True),
+    # A bare number that may be a year, and no part of a name that counts.
+    (rf"{_NOT_IN_NAME}(?<!rfc )(?<!iso )(?<!iec )(?<!ieee )(?<!pep )(?<!bcp )(?<!std )(?<!port )(?<!error )(?<!code )(?<!page )(?<!section )(?<!no )(?<!no\. )(?<!number )(?<!windows )(?<!office )(?<!model )((?:19|20)\d\d)(?![\w]|[-./,:]\d|\s?(?:x|×|km|m|kg|mhz|ghz|w|v|hp|people|words|items|files|users|px|bytes|ad)\b)", lambda m, _: _years(int(m[1])), False),
+)  # fmt: skip
+_COMPILED: Final = tuple((re.compile(form), reader, sure) for form, reader, sure in _FORMS)
+_MAYBE: Final = re.compile(
+    r"\d|年|月|周|週|天|日|星期|世纪|\b(?:ago|last|past|previous|this|yesterday|day|in|during|on|recent)\b|おととい|きのう|きょう|晚|季度"
+)
+
+
+def _weekday(origin: datetime, weekday: int, weeks_back: int, days: int) -> _Bounds:
+    first = _unit(origin, "w", weeks_back)[0] + timedelta(days=weekday)
+    return first, first + timedelta(days=days)
+
+
+def _weekday_before(origin: datetime, weekday: int) -> _Bounds:
+    today = _midnight(origin)
+    first = today - timedelta(days=(today.weekday() - weekday - 1) % 7 + 1)
+    return first, first + timedelta(days=1)
+
+
+def _spans(text: str, origin: datetime) -> list[tuple[int, int, Span]]:
+    """Return the times named, with where they stand, in the order of the query; forms don't overlap."""
+    if not _MAYBE.search(text):
+        return []
+    found: list[tuple[int, int, Span]] = []
+    taken: list[tuple[int, int]] = []
+    for form, reader, sure in _COMPILED:
+        for match in form.finditer(text):
+            begin, end = match.span()
+            if any(begin < late and early < end for early, late in taken):
+                continue
+            try:
+                first, after = reader(match, origin)
+                span = Span(to_ms(first), to_ms(after), match[0].strip(), sure)
+            except (ValueError, KeyError, OverflowError):  # no such day or number
+                continue
+            taken.append((begin, end))
+            found.append((begin, end, span))
+    return sorted(found, key=lambda item: item[0])
+
+
+_BETWEEN: Final = re.compile(r"\s*(?:-|–|—|~|〜|to|until|till|through|and|到|至|和|から|与|與)\s*")
+
+
+def _joined(text: str, found: list[tuple[int, int, Span]]) -> Iterator[Span]:
+    """Yield the spans, those joined to a range ("from 2019 to 2021", "2019年到2021年") as one."""
+    position = 0
+    while position < len(found):
+        begin, end, span = found[position]
+        position += 1
+        while position < len(found) and span.sure:
+            other_begin, other_end, other = found[position]
+            gap = text[end:other_begin]
+            if not _BETWEEN.fullmatch(gap) or other.start_ms < span.start_ms:
+                break
+            if (
+                gap.strip() in ("and", "和", "与", "與")
+                and not text[:begin].rstrip().endswith("between")
+                and not span.text.startswith("between")
+            ):
+                break
+            span = Span(span.start_ms, max(span.end_ms, other.end_ms), text[begin:other_end].strip())
+            end = other_end
+            position += 1
+        yield span
