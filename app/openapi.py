@@ -16,7 +16,7 @@ REF = "#/components/schemas/{model}"
 
 SEARCH_EXAMPLES: dict[str, dict[str, Any]] = {
     "plain": {
-        "summary": "A question, both routes, no decay",
+        "summary": "A question, both routes, time by itself",
         "value": {"collection": "handbook", "query": "how long may I carry over leave?", "top_k": 5},
     },
     "decayed": {
