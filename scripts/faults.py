@@ -32,6 +32,7 @@ from scripts.rig import (
     EMBED_WITHIN_S,
     HOST,
     RERANK_WITHIN_S,
+    STORED,
     Answer,
     Load,
     Rig,
@@ -51,6 +52,7 @@ PATIENCE_S: Final = 20.0
 BUDGET_S: Final = 10.0
 EXPECTED: Final = (200, 503, 504)
 """What a caller may be answered while something is away."""
+ROW_WITHIN_S: Final = 1200.0
 GRACE_S: Final = 2.0
 """For a machine with few and busy cores, on top of the service's own bounds."""
 
@@ -321,7 +323,7 @@ async def half_bad_bulks(rig: Rig) -> AsyncIterator[Finding]:
     async with misbehaving(rig.embeddings, poison={poison}):
         answer = await rig.upsert(items)
     told = [item["status"] for item in answer.body.get("items", [])]
-    good = sum(status in ("created", "updated") for status in told[::2])
+    good = sum(status in STORED for status in told[::2])
     missing, other = await rig.stored({item["id"]: item["text"] for item in items[::2]})
     yield Finding(
         "half-bad-bulks (content)", "each item is told; the good ones are stored",
@@ -335,7 +337,7 @@ async def half_bad_bulks(rig: Rig) -> AsyncIterator[Finding]:
         answer = await rig.upsert(batch)
     finally:
         rig.proxy.half_bulks = False
-    stored = [item["id"] for item in answer.body.get("items", []) if item["status"] in ("created", "updated")]
+    stored = [item["id"] for item in answer.body.get("items", []) if item["status"] in STORED]
     missing, other = await rig.stored({item["id"]: item["text"] for item in batch if item["id"] in stored})
     yield Finding(
         "half-bad-bulks (429 per item)", "refused items alone are sent again; none is acknowledged that is not stored",
@@ -526,7 +528,7 @@ async def killed_mid_bulk(rig: Rig) -> AsyncIterator[Finding]:
     lost, other = await rig.stored(stored)
     batch = [rig.document(f"again-{n}") for n in range(100)]
     first, second = await rig.upsert(batch), await rig.upsert(batch)
-    kept = sum(item["status"] in ("created", "updated") for item in second.body.get("items", []))
+    kept = sum(item["status"] in STORED for item in second.body.get("items", []))
     yield Finding(
         "killed-mid-bulk", "what was acknowledged is stored; the same bulk can be sent again",
         "5 kills, 0 lost, 100 of 100 again",
@@ -872,7 +874,7 @@ async def run(rig: Rig, names: Sequence[str], *, say: Callable[[str], None]) -> 
     for name in names:
         begun = time.monotonic()
         try:
-            async with asyncio.timeout(600):
+            async with asyncio.timeout(ROW_WITHIN_S):
                 async for finding in ROWS[name](rig):
                     found.append(finding)
                     say(line_of(finding))

@@ -36,6 +36,8 @@ COLLECTION = "faults"
 EMBED_WITHIN_S = 2.0
 """The service's default for a query's embedding."""
 RERANK_WITHIN_S = 2.0
+STORED = ("created", "updated", "unchanged")
+"""What an item is told that is stored as it was sent."""
 WORDS = [
     "leave",
     "policy",
@@ -389,7 +391,7 @@ class Load:
                 self.writes.append(answer)
                 texts = {item["id"]: item["text"] for item in batch}
                 for item in answer.body.get("items", []):
-                    if item["status"] in ("created", "updated"):
+                    if item["status"] in STORED:
                         self.acknowledged[item["id"]] = texts[item["id"]]
                 await asyncio.sleep(
                     0.2 if answer.status == 0 else max(pause_s, 0.5 if answer.status != 200 else 0.0)
