@@ -52,6 +52,9 @@ from app.models import (
     SearchBatch,
     SearchResult,
     StoredDocument,
+    StoredSynonyms,
+    SynonymRule,
+    SynonymSet,
     Upsert,
     Why,
     WhyResult,
@@ -946,6 +949,62 @@ async def get_collection(request: Request, collection: str) -> Response:
     kept = _fence(request, target)
     within = None if kept is None else kept.clauses
     return answer(await catalog.describe(service_of(request).doors.cluster, target, within=within))
+
+
+SYNONYMS = "/v1/collections/{collection}/synonyms"
+
+
+@router.put(
+    SYNONYMS,
+    tags=["collections"],
+    summary="Set a collection's synonyms",
+    response_model=StoredSynonyms,
+    dependencies=[needs("admin")],
+)
+async def put_synonyms(request: Request, collection: str) -> Response:
+    """Store the synonyms that queries are widened with, in the place of those there are. Nothing is reindexed or closed.
+
+    This process uses them at once, others that serve the same cluster within five seconds.
+    """
+    given = parse(SynonymSet, await read_json(request))
+    return await _put_synonyms(request, collection, given.synonyms_set)
+
+
+@router.get(
+    SYNONYMS,
+    tags=["collections"],
+    summary="A collection's synonyms",
+    response_model=StoredSynonyms,
+    dependencies=[needs("read")],
+)
+async def get_synonyms(request: Request, collection: str) -> Response:
+    """Return the rules as they are stored; an empty list where there are none."""
+    name = _reached(request, collection)
+    found = (await service_of(request).catalog.get(name, fresh=True)).collection
+    return answer(StoredSynonyms(collection=name, synonyms_set=found.synonyms))
+
+
+@router.delete(
+    SYNONYMS,
+    tags=["collections"],
+    summary="Delete a collection's synonyms",
+    response_model=StoredSynonyms,
+    dependencies=[needs("admin")],
+)
+async def delete_synonyms(request: Request, collection: str) -> Response:
+    """Delete all rules; fine where there are none."""
+    return await _put_synonyms(request, collection, [])
+
+
+async def _put_synonyms(request: Request, collection: str, rules: Sequence[SynonymRule]) -> Response:
+    service = service_of(request)
+    name = _reached(request, collection)
+    target = (await service.catalog.get(name, fresh=True)).collection
+    try:
+        stored = await catalog.put_synonyms(service.doors.cluster, target, rules)
+    finally:
+        service.catalog.forget(name)
+    return answer(StoredSynonyms(collection=name, synonyms_set=stored.synonyms))
 
 
 @router.delete(

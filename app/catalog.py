@@ -16,7 +16,7 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any, cast, get_args
 
-from app import fields, names
+from app import fields, names, synonyms
 from app.elastic import Cluster
 from app.errors import (
     ClusterRejected,
@@ -27,7 +27,15 @@ from app.errors import (
     NotFound,
     SchemaMismatch,
 )
-from app.models import Ages, Collection, CollectionDetails, CollectionOptions, DeclaredType, Similarity
+from app.models import (
+    Ages,
+    Collection,
+    CollectionDetails,
+    CollectionOptions,
+    DeclaredType,
+    Similarity,
+    SynonymRule,
+)
 from app.times import from_ms
 
 Json = dict[str, Any]
@@ -428,6 +436,30 @@ async def _rank_as(cluster: Cluster, collection: Collection, options: Collection
     return read_collection(collection.name, collection.index, mapping)
 
 
+async def put_synonyms(cluster: Cluster, collection: Collection, rules: Sequence[SynonymRule]) -> Collection:
+    """Store the rules with the collection, in the place of those it has, and return it. Raises InvalidRequest.
+
+    Searches read them with the collection, so no index is closed and none is read anew.
+    """
+    synonyms.check(rules)
+    mapping = (await cluster.get_mapping(collection.index))[collection.index]
+    meta = {**mapping["_meta"]["halflife"], "synonyms": [rule.model_dump(mode="json") for rule in rules]}
+    if meta != mapping["_meta"]["halflife"]:
+        await cluster.put_mapping(collection.index, {"_meta": {**mapping["_meta"], "halflife": meta}})
+        mapping["_meta"]["halflife"] = meta
+    return read_collection(collection.name, collection.index, mapping)
+
+
+async def carry_ranking(cluster: Cluster, *, source: str, target: str) -> None:
+    """Give the index `target` what the collection's index `source` says of how searches rank: profiles and synonyms."""
+    kept = ("profiles", "default_profile", "synonyms")
+    told = (await cluster.get_mapping(source))[source].get("_meta", {}).get("halflife", {})
+    mapping = (await cluster.get_mapping(target))[target]
+    meta = {**mapping["_meta"]["halflife"], **{name: told[name] for name in kept if name in told}}
+    if meta != mapping["_meta"]["halflife"]:
+        await cluster.put_mapping(target, {"_meta": {**mapping["_meta"], "halflife": meta}})
+
+
 async def _create_once(cluster: Cluster, name: str, index: str, body: Json) -> Known:
     """Create the index, or find the one that is there; an index of ours that came out wrong is deleted again."""
     try:
@@ -555,6 +587,7 @@ def read_collection(name: str, index: str, mapping: Mapping[str, Any]) -> Collec
         template_version=meta["template_version"],
         profiles=meta.get("profiles", {}),
         default_profile=meta.get("default_profile"),
+        synonyms=meta.get("synonyms", []),
     )
 
 

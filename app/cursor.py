@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from app.errors import CursorExpired, CursorInvalid, InvalidRequest
-from app.models import Value
+from app.models import Rewrite, Value, Wording
 
 VERSION = 1
 MAX_CURSOR_CHARS = 64 * 1024
@@ -43,6 +43,13 @@ class CursorPayload(Value):
     top_k: _Count = 0
     after: list[Any] | None = Field(None, description="list only: the sort values to go on from.")
     request: dict[str, Any] = Field(default_factory=dict, description="The whole request, as JSON.")
+    wordings: dict[str, list[Wording]] = Field(
+        default_factory=dict,
+        description="search only: what synonyms made of its texts, so that a changed set can't change later pages.",
+    )
+    rewrites: list[Rewrite] = Field(
+        default_factory=list, description="search only: what the answer tells of them."
+    )
     digest: str = ""
     issued_ms: Annotated[int, Field(strict=True)]
     expires_ms: Annotated[int, Field(strict=True)]

@@ -579,6 +579,9 @@ class Search(Query):
         "only",
         description="only: documents with start_date/end_date must be true at the origin; any: they need not.",
     )
+    synonyms: bool = Field(
+        True, description="Let the collection's synonyms widen what the text routes look for."
+    )
     highlight: Annotated[
         Annotated[Highlight, Tag("_options")] | Annotated[bool, Tag("_flag")], Discriminator(_highlight_form)
     ] = Field(
@@ -626,6 +629,28 @@ class Search(Query):
         if self.rerank and self.rerank.top_n is not None and self.rerank.top_n > self.rerank.candidates:
             raise invalid("`rerank.top_n` is more than `rerank.candidates`")
         return self
+
+
+class Wording(Value):
+    """Another wording of a query; a document must hold each of its `terms`, as a phrase where they are of several words."""
+
+    query: str
+    terms: list[str]
+
+
+class Rewrite(Value):
+    """What was searched for beside the query's own words, and where it comes from."""
+
+    source: Literal["synonyms", "model"]
+    kind: Literal["synonyms", "keywords", "expansion", "query"]
+    of: str = Field(description="What it was made of: a term of the query, or the query.")
+    texts: list[str] = Field(description="What was searched for too.")
+    rules: list[str] | None = Field(None, description="synonyms: the rules that say so.")
+    routes: list[str] | None = Field(None, description="model: the routes that it added.")
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value is not None}
 
 
 class SearchBatch(Value):
@@ -1116,6 +1141,53 @@ class CollectionOptions(Value):
         return self
 
 
+class SynonymRule(Value):
+    """One rule, as in Elasticsearch's synonym sets."""
+
+    synonyms: Annotated[Text, Field(min_length=1, max_length=2_000)] = Field(
+        description="Equivalent terms with commas between them, or one way: `terms => terms`.",
+        examples=["电脑, 计算机, computer", "k8s => kubernetes"],
+    )
+    id: Annotated[Text, Field(min_length=1, max_length=128)] | None = Field(
+        None, description="A name of the caller's own for it."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"synonyms": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value is not None}
+
+
+MAX_SYNONYM_RULES = 2_000
+MAX_SYNONYM_CHARS = 100_000
+
+
+class SynonymSet(Value):
+    """The synonyms of a collection, as a body of Elasticsearch's `_synonyms` has them; rules may also be plain text."""
+
+    synonyms_set: Annotated[list[SynonymRule], Field(max_length=MAX_SYNONYM_RULES)]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        # It is kept in the mapping, which the whole cluster holds in memory.
+        size = sum(len(rule.synonyms) + len(rule.id or "") for rule in self.synonyms_set)
+        if size > MAX_SYNONYM_CHARS:
+            raise invalid(
+                f"`synonyms_set` holds {size} characters, {MAX_SYNONYM_CHARS} are the most: keep the rules that queries need"
+            )
+        return self
+
+
+class StoredSynonyms(SynonymSet):
+    """The synonyms of a collection as they are."""
+
+    collection: str
+
+
 class Collection(Value):
     """What a collection is, as stored in its index."""
 
@@ -1128,6 +1200,9 @@ class Collection(Value):
     template_version: int
     profiles: dict[str, Profile] = Field(default_factory=dict)
     default_profile: str | None = None
+    synonyms: list[SynonymRule] = Field(
+        default_factory=list, exclude=True, description="Asked for on their own: GET …/synonyms."
+    )
 
 
 class Ages(Value):
@@ -1306,6 +1381,9 @@ class Hit(Value):
         return {k: v for k, v in handler(self).items() if v is not None or k not in OPTIONAL_IN_HIT}
 
 
+OPTIONAL_IN_RESULT = ("explain", "recency", "search_id", "rewrites", "suggestions")
+
+
 class SearchResult(Value):
     """The answer to one search."""
 
@@ -1321,11 +1399,10 @@ class SearchResult(Value):
         None, description="What decay 'auto' decided; absent where it is not in use."
     )
     search_id: str | None = Field(None, description="Where the search is logged: what feedback refers to.")
+    rewrites: list[Rewrite] | None = Field(
+        None, description="What was searched for beside the query's own words; left out where nothing was."
+    )
 
     @model_serializer(mode="wrap")
     def _lean(self, handler: Any) -> dict[str, Any]:
-        return {
-            k: v
-            for k, v in handler(self).items()
-            if v is not None or k not in ("explain", "recency", "search_id")
-        }
+        return {k: v for k, v in handler(self).items() if v is not None or k not in OPTIONAL_IN_RESULT}

@@ -162,11 +162,25 @@ COLLECTION_EXAMPLES = {
     }
 }
 
+SYNONYM_EXAMPLES = {
+    "rules": {
+        "summary": "Equivalent terms, and one way",
+        "value": {
+            "synonyms_set": [
+                "电脑, 计算机, computer",
+                "annual leave, paid time off, PTO",
+                {"id": "k8s", "synonyms": "k8s => kubernetes"},
+            ]
+        },
+    }
+}
+
 _BODIES: dict[tuple[str, str], tuple[tuple[type[BaseModel], ...], dict[str, Any]]] = {
     ("/v1/search", "post"): ((models.Search, models.SearchBatch, models.NextPage), SEARCH_EXAMPLES),
     ("/v1/why", "post"): ((models.Why,), WHY_EXAMPLES),
     ("/v1/feedback", "post"): ((models.Feedback,), FEEDBACK_EXAMPLES),
     ("/v1/collections/{collection}", "put"): ((models.CollectionOptions,), COLLECTION_EXAMPLES),
+    ("/v1/collections/{collection}/synonyms", "put"): ((models.SynonymSet,), SYNONYM_EXAMPLES),
     ("/v1/collections/{collection}/documents", "post"): ((models.Upsert,), UPSERT_EXAMPLES),
     ("/v1/collections/{collection}/documents", "patch"): ((models.PatchDocuments,), PATCH_EXAMPLES),
     ("/v1/collections/{collection}/documents/delete", "post"): ((models.DeleteDocuments,), DELETE_EXAMPLES),

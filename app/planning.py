@@ -5,10 +5,10 @@ clock. Everything sent is a plain dict that pastes into Kibana.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from app import decay, fields, filters, queries, supersession
+from app import decay, fields, filters, queries, supersession, synonyms
 from app.errors import InvalidRequest
 from app.models import (
     DEFAULT_WINDOW,
@@ -20,10 +20,12 @@ from app.models import (
     Highlight,
     Profile,
     ResolvedDecay,
+    Rewrite,
     Route,
     RouteKind,
     Search,
     Total,
+    Wording,
     has_strength,
 )
 from app.ratings import Ratings
@@ -64,6 +66,14 @@ class PlannedRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class Pinned:
+    """How a search was worded on its first page."""
+
+    wordings: Mapping[str, Sequence[Wording]]
+    rewrites: tuple[Rewrite, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A search with nothing left open but its vectors."""
 
@@ -84,6 +94,10 @@ class Plan:
     """What votes say, where they shall count and are known."""
     forced: int = 0
     """How many of the filters, the first ones, are the key's: they are never shown."""
+    wordings: Mapping[str, Sequence[Wording]] = field(default_factory=dict)
+    """A text that words are looked for of -> its other wordings, by the collection's synonyms."""
+    rewrites: tuple[Rewrite, ...] = ()
+    """What the answer tells of them."""
 
     @property
     def compares(self) -> bool:
@@ -176,9 +190,11 @@ def make_plan(
     collection: Collection,
     now_ms: int,
     forced: Sequence[dict[str, Any]] = (),
+    pinned: Pinned | None = None,
 ) -> Plan:
     """Return the plan of one search; `forced` clauses hold for every route and every later stage.
 
+    `pinned` is how the first page was worded: later pages keep to it, whatever the synonyms are by now.
     Raises InvalidRequest for filters outside the grammar and vectors of other dims.
     """
     origin_ms = now_ms if search.as_of is None else to_ms(search.as_of)
@@ -245,6 +261,12 @@ def make_plan(
                 num_candidates=route.num_candidates or 0,
             )
         )
+    if pinned is None:
+        pinned, left_out = _worded(search, collection, routes)
+        if left_out:
+            warnings.append(
+                "the query has more wordings by its synonyms than are searched: the first ones are"
+            )
     return Plan(
         search=search,
         collection=collection,
@@ -259,7 +281,29 @@ def make_plan(
         warnings=tuple(warnings),
         feedback=_feedback(search, profile),
         forced=len(forced),
+        wordings=pinned.wordings,
+        rewrites=pinned.rewrites,
     )
+
+
+def _worded(search: Search, collection: Collection, routes: Sequence[PlannedRoute]) -> tuple[Pinned, bool]:
+    """Return the other wordings of all texts that words are looked for of, and whether some are left out."""
+    wordings: dict[str, list[Wording]] = {}
+    rewrites: dict[tuple[str, ...], Rewrite] = {}
+    left_out = False
+    if not search.synonyms or not collection.synonyms:
+        return Pinned({}, ()), False
+    for text in dict.fromkeys([search.query, *(route.text for route in routes if not route.needs_vector)]):
+        found = synonyms.find(text, collection.synonyms)
+        if not found:
+            continue
+        made, more = synonyms.wordings(text, found)
+        words, _ = queries.lexical_words(text)
+        wordings[text] = queries.affordable(words, made)
+        left_out = left_out or more or len(wordings[text]) < len(made)
+        for told in synonyms.told(text, found):
+            rewrites.setdefault((told.of, *told.texts), told)
+    return Pinned(wordings, tuple(rewrites.values())), left_out
 
 
 def _feedback(search: Search, profile: Profile) -> FeedbackOptions | None:
@@ -381,11 +425,12 @@ def route_query(
 ) -> dict[str, Any]:
     """Return the route's whole query; with `ids` only those documents can match, wherever they would rank."""
     where = [*route.filters, *([_ids(ids)] if ids is not None else [])]
+    others = plan.wordings.get(route.text, ())
     if plan.search.min_relevance is not None:
         similarity = queries.threshold(plan.search.min_relevance, plan.collection.similarity)
         if not route.needs_vector:
             # Only documents that the words match are looked at, so that the neighbours' limit is theirs alone.
-            worded = queries.text_query(route.words)
+            worded = queries.text_query(route.words, others)
             near = queries.vector_query(
                 vectors[plan.search.query], k=THRESHOLD_NEIGHBOURS, num_candidates=THRESHOLD_NEIGHBOURS,
                 filters=[*where, worded], similarity=similarity,
@@ -404,9 +449,9 @@ def route_query(
         query: dict[str, Any] = queries.named(main, queries.BASE_NAME)
     else:
         main = (
-            queries.text_query(route.words)
+            queries.text_query(route.words, others)
             if plan.search.collapse
-            else queries.chunk_text_query(route.words, inner_hits=inner)
+            else queries.chunk_text_query(route.words, inner_hits=inner, wordings=others)
         )
         query = queries.named(main, queries.BASE_NAME)
         if where:
@@ -482,6 +527,7 @@ def fetch_body(
     """
     search = plan.search
     words, _ = queries.lexical_words(search.query)
+    others = plan.wordings.get(search.query, ())
     query: dict[str, Any] = {"bool": {"filter": [_ids(ids), *plan.filters]}}
     inner: dict[str, Any] = {"_source": {"includes": _chunk_source(with_embedding)}, "size": 1}
     if vector is not None:
@@ -494,7 +540,7 @@ def fetch_body(
     elif not chunks:
         any_chunk = {"match_all": {"boost": 0}}
         inner |= {"name": "worded", "sort": [{"_score": "desc"}, {fields.CHUNK_START: "asc"}]}
-        best = {"bool": {"must": [any_chunk], "should": [queries.chunk_words(words)]}}
+        best = {"bool": {"must": [any_chunk], "should": [queries.chunk_words(words, others)]}}
         query["bool"]["should"] = [{"nested": {"path": fields.CHUNKS, "query": best, "inner_hits": inner}}]
     if compares and plan.compares and len(search.query) <= LONGEST_COMPARED:
         told = dict.fromkeys(
@@ -511,7 +557,7 @@ def fetch_body(
         body["_source"]["exclude_vectors"] = False
     if search.highlight:
         marks = search.highlight if isinstance(search.highlight, Highlight) else Highlight()
-        body["highlight"] = queries.highlight(words, encoder=marks.encoder)
+        body["highlight"] = queries.highlight(words, encoder=marks.encoder, wordings=others)
     return body
 
 

@@ -6,10 +6,11 @@ Plain dicts that paste into Kibana's Dev Tools. No clock, no network, no client,
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from app import fields
+from app.models import Wording
 from app.times import DAY_MS, format_instant, from_ms, within_calendar
 
 BASE_NAME: Final = "base"
@@ -35,10 +36,19 @@ _WORD = re.compile(r"\S+")
 TITLE_BOOST: Final = 1.5
 STEM_BOOST: Final = 1.0
 PHRASE_BOOST: Final = 1.0
+SYNONYM_WEIGHT: Final = 0.9
+"""Of a wording with synonyms: where all else is equal, the words that were asked for stand first."""
+SYNONYM_FIELDS: Final = (fields.TEXT, f"{fields.TEXT}.english", fields.TITLE, f"{fields.TITLE}.english")
+CHUNK_SYNONYM_FIELDS: Final = (fields.CHUNK_TEXT, f"{fields.CHUNK_TEXT}.english")
 
 
 def _is_cjk(char: str) -> bool:
     return unicodedata.east_asian_width(char) in "WF" or "\uff66" <= char <= "\uff9f"
+
+
+def _cost_of(word: str) -> int:
+    # Punctuation splits a "word" into several terms, and 255 characters are the longest term.
+    return sum(map(_is_cjk, word)) + 1 + sum(not char.isalnum() for char in word) + len(word) // 255
 
 
 def lexical_words(text: str) -> tuple[str, bool]:
@@ -54,9 +64,7 @@ def lexical_words(text: str) -> tuple[str, bool]:
         if word in seen:
             continue
         seen.add(word)
-        wide = sum(map(_is_cjk, word))
-        # Punctuation splits a "word" into several terms, and 255 characters are the longest term.
-        cost = wide + 1 + sum(not char.isalnum() for char in word) + len(word) // 255
+        cost = _cost_of(word)
         if cost > budget:
             if budget > 1:
                 kept.append(word[:budget])
@@ -66,8 +74,51 @@ def lexical_words(text: str) -> tuple[str, bool]:
     return " ".join(kept), False
 
 
-def text_query(words: str) -> dict[str, Any]:
-    """Return the BM25 query over title and text: exact forms beside English stems, and a phrase bonus."""
+def text_query(words: str, wordings: Sequence[Wording] = ()) -> dict[str, Any]:
+    """Return the BM25 query over title and text: exact forms beside English stems, and a phrase bonus.
+
+    Where there are other wordings, a document's score is its best under any of them, the query's own weighing more.
+    """
+    return _best_of(_plain_text_query(words), wordings, _plain_text_query, SYNONYM_FIELDS)
+
+
+def _best_of(
+    own: dict[str, Any],
+    wordings: Sequence[Wording],
+    make: Callable[[str], dict[str, Any]],
+    searched: Sequence[str],
+) -> dict[str, Any]:
+    if not wordings:
+        return own
+    others = []
+    for wording in wordings:
+        # Of a term of several words no part alone will do: "personal" is no computer.
+        held = [
+            {"multi_match": {"query": term, "type": "phrase", "fields": list(searched)}}
+            for term in wording.terms
+        ]
+        words, _ = lexical_words(wording.query)
+        others.append({"bool": {"must": [make(words)], "filter": held, "boost": SYNONYM_WEIGHT}})
+    return {"dis_max": {"queries": [own, *others]}}
+
+
+def affordable(words: str, wordings: Sequence[Wording]) -> list[Wording]:
+    """Return the first wordings that fit into what one query may cost beside its own words."""
+    left = MAX_LEXICAL_TERMS - _cost(words)
+    kept: list[Wording] = []
+    for wording in wordings:
+        left -= _cost(wording.query) + sum(map(_cost, wording.terms))
+        if left < 0:
+            break
+        kept.append(wording)
+    return kept
+
+
+def _cost(text: str) -> int:
+    return sum(_cost_of(match[0]) for match in _WORD.finditer(text))
+
+
+def _plain_text_query(words: str) -> dict[str, Any]:
     should: list[dict[str, Any]] = [
         {"match": {fields.TEXT: {"query": words}}},
         {"match": {f"{fields.TEXT}.english": {"query": words, "boost": STEM_BOOST}}},
@@ -179,8 +230,12 @@ def with_factor(query: dict[str, Any], functions: Sequence[dict[str, Any]]) -> d
     return {"bool": {"must": [query], "should": [{"bool": {"should": [teller], "boost": 0}}]}}
 
 
-def chunk_words(words: str) -> dict[str, Any]:
-    """Return the BM25 query over one chunk's text."""
+def chunk_words(words: str, wordings: Sequence[Wording] = ()) -> dict[str, Any]:
+    """Return the BM25 query over one chunk's text, its best score under any of the wordings."""
+    return _best_of(_plain_chunk_words(words), wordings, _plain_chunk_words, CHUNK_SYNONYM_FIELDS)
+
+
+def _plain_chunk_words(words: str) -> dict[str, Any]:
     return {
         "bool": {
             "should": [
@@ -193,9 +248,15 @@ def chunk_words(words: str) -> dict[str, Any]:
     }
 
 
-def chunk_text_query(words: str, *, inner_hits: dict[str, Any] | None) -> dict[str, Any]:
+def chunk_text_query(
+    words: str, *, inner_hits: dict[str, Any] | None, wordings: Sequence[Wording] = ()
+) -> dict[str, Any]:
     """Return the BM25 query that ranks documents by their best chunk, the title's matches shared by all of them."""
-    nested: dict[str, Any] = {"path": fields.CHUNKS, "query": chunk_words(words), "score_mode": "max"}
+    nested: dict[str, Any] = {
+        "path": fields.CHUNKS,
+        "query": chunk_words(words, wordings),
+        "score_mode": "max",
+    }
     if inner_hits is not None:
         nested["inner_hits"] = inner_hits
     return {
@@ -229,7 +290,7 @@ def held(hit: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-def highlight(words: str, *, encoder: str) -> dict[str, Any]:
+def highlight(words: str, *, encoder: str, wordings: Sequence[Wording] = ()) -> dict[str, Any]:
     """Return the highlighter's part: exact forms and stems mark the same field."""
     return {
         "type": "unified",
@@ -240,7 +301,7 @@ def highlight(words: str, *, encoder: str) -> dict[str, Any]:
         # Longer texts would fail their whole shard; what lies beyond is not marked.
         "max_analyzed_offset": MAX_HIGHLIGHTED_CHARS,
         "require_field_match": True,
-        "highlight_query": text_query(words),
+        "highlight_query": text_query(words, wordings),
         "fields": {
             fields.TITLE: {
                 "number_of_fragments": 0,

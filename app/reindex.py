@@ -542,6 +542,8 @@ class Reindexer:
                     await self._changes_since(ledger, lane, via)
                     await self._refresh(target)
                     await self._check_in_fence(lane, allow_missing, _left_behind(ledger.state))
+                    # As late as can be: profiles and synonyms may have changed while documents were copied.
+                    await catalog.carry_ranking(self._cluster, source=source, target=target)
                     await ledger.save(
                         **(
                             {}

@@ -22,6 +22,7 @@ from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
 from app.models import Collection, Hit, RecencyDecision, RouteHit, RouteStatus, Search, SearchResult
 from app.planning import (
+    Pinned,
     Plan,
     PlannedRoute,
     age_days,
@@ -182,7 +183,13 @@ async def next_page(
         text, secrets=doors.cursor_secrets, now_ms=now_ms, kind="search", caller=caller.tag
     )
     request = request_of(payload)
-    plan = make_plan(request, collection=collection, now_ms=payload.origin_ms, forced=caller.forced)
+    plan = make_plan(
+        request,
+        collection=collection,
+        now_ms=payload.origin_ms,
+        forced=caller.forced,
+        pinned=Pinned(payload.wordings, tuple(payload.rewrites)),
+    )
     plan = await with_votes(plan, doors=doors, caller=caller)
     if plan.feedback is not None and plan.ratings is None:
         raise Unavailable(
@@ -247,7 +254,13 @@ async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -
         return opened
     for run in live:
         old = run.plan
-        plan = make_plan(old.search, collection=moved, now_ms=old.origin_ms, forced=caller.forced)
+        plan = make_plan(
+            old.search,
+            collection=moved,
+            now_ms=old.origin_ms,
+            forced=caller.forced,
+            pinned=Pinned(old.wordings, old.rewrites),
+        )
         fresh = Run(
             plan=replace(plan, ratings=old.ratings),
             offset=run.offset,
@@ -667,6 +680,7 @@ def _result(run: Run, outcome: _Outcome, *, cursor: str | None, started: float) 
         recency=None
         if run.recency is None
         else RecencyDecision(mode=run.recency.mode, reason=run.recency.reason),
+        rewrites=list(plan.rewrites) or None,
     )
 
 
@@ -824,6 +838,7 @@ def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, n
             )
         return None
     request = _packed(run.plan.resolved_request())
+    wordings = {text: list(others) for text, others in run.plan.wordings.items()}
     payload = cursors.CursorPayload(
         kind="search",
         origin_ms=run.plan.origin_ms,
@@ -832,7 +847,14 @@ def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, n
         offset=reached,
         top_k=run.plan.search.top_k,
         request=request,
-        digest=cursors.request_digest(request),
+        digest=cursors.request_digest(
+            {
+                **request,
+                "wordings": {text: [o.model_dump() for o in others] for text, others in wordings.items()},
+            }
+        ),
+        wordings=wordings,
+        rewrites=list(run.plan.rewrites),
         collection=run.plan.collection.name,
         caller=caller.tag,
         issued_ms=now_ms,

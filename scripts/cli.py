@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scripts import collecting, judgements, keying, kibana, quality, reindexing
+from scripts import collecting, judgements, keying, kibana, quality, reindexing, synonyms
 from scripts.client import ApiError, ApiUnreachable, Client, find_url
 from scripts.distribution import LocalStackError
 from scripts.stack import DEFAULT_DATA, Options, State, data_folder
@@ -760,6 +760,7 @@ kibana.register(command)
 reindexing.register(command)
 keying.register(app, command)
 collecting.register(command, app)
+synonyms.register(command, app)
 
 # ---- words ----------------------------------------------------------------------------------------------------------
 

@@ -159,6 +159,18 @@ class Client:
         """Delete a collection with all its documents."""
         self._request("DELETE", f"{_collection(name)}?confirm={quote(name, safe='')}", None, _READ_TIMEOUT_S)
 
+    def synonyms(self, name: str) -> Json:
+        """Return a collection's synonyms."""
+        return self._object("GET", f"{_collection(name)}/synonyms")
+
+    def put_synonyms(self, name: str, rules: Sequence[Any]) -> Json:
+        """Set a collection's synonyms."""
+        return self._object("PUT", f"{_collection(name)}/synonyms", {"synonyms_set": list(rules)})
+
+    def delete_synonyms(self, name: str) -> None:
+        """Delete a collection's synonyms."""
+        self._request("DELETE", f"{_collection(name)}/synonyms", None, _READ_TIMEOUT_S)
+
     # -- HTTP
 
     def _object(

@@ -109,6 +109,8 @@ ROOMS = (
             "queries": "request bodies out of requests",
             "decay": "the arithmetic of age and its function_score",
             "filters": "the filter language and its translation",
+            # Apart from `queries`, which writes bodies: this reads rules and texts, and knows no field.
+            "synonyms": "a collection's synonyms, found in a query and made into other wordings of it",
             "ratings": "votes on hits made one bounded factor per document",
             "fusion": "ranks and scores of several routes made one order",
             "intent": "what a query says about time",

@@ -23,6 +23,7 @@ COMMANDS = (
     "serve",
     "load",
     "collections",
+    "synonyms",
     "search",
     "why",
     "evaluate",
@@ -525,6 +526,44 @@ def test_a_collection_is_deleted_only_when_its_name_is_given_again() -> None:
         ("GET", "/v1/collections/shop"),
         ("DELETE", "/v1/collections/shop?confirm=shop"),
     ]
+
+
+SYNONYMS = {
+    "collection": "shop",
+    "synonyms_set": [{"synonyms": "car, auto"}, {"id": "k", "synonyms": "k8s => kubernetes"}],
+}
+
+
+def test_synonyms_are_printed_as_they_are_set_again(tmp_path: Path) -> None:
+    path = tmp_path / "synonyms.txt"
+    with FarEnd(lambda _: Reply(body=SYNONYMS)) as api:
+        shown = run("synonyms", "show", "shop", "--url", api.url)
+        path.write_text(f"# ours\n\n{shown.stdout}", "utf-8")
+        told = run("synonyms", "set", "shop", str(path), "--url", api.url)
+        path.write_text(json.dumps(SYNONYMS), "utf-8")
+        again = run("synonyms", "set", "shop", str(path), "--url", api.url, "--json")
+        gone = run("synonyms", "delete", "shop", "--url", api.url)
+    assert shown.stdout == "car, auto\nk8s => kubernetes\n"
+    assert told.stdout == "'shop' has 2 rules now.\n"
+    assert (again.exit_code, gone.exit_code) == (0, 0), again.output
+    assert [(seen.method, seen.path) for seen in api.requests] == [
+        ("GET", "/v1/collections/shop/synonyms"),
+        ("PUT", "/v1/collections/shop/synonyms"),
+        ("PUT", "/v1/collections/shop/synonyms"),
+        ("DELETE", "/v1/collections/shop/synonyms"),
+    ]
+    assert api.requests[1].body == {"synonyms_set": ["car, auto", "k8s => kubernetes"]}
+    assert api.requests[2].body == {"synonyms_set": SYNONYMS["synonyms_set"]}
+
+
+@pytest.mark.parametrize("text", ["{nonsense", '{"rules": []}'])
+def test_a_file_of_synonyms_that_is_neither_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "synonyms.json"
+    path.write_text(text, "utf-8")
+    with FarEnd() as api:
+        told = run("synonyms", "set", "shop", str(path), "--url", api.url)
+    assert told.exit_code == 2
+    assert api.requests == []
 
 
 def test_loading_says_at_once_that_nobody_is_there(tmp_path: Path) -> None:

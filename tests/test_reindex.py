@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app import moves, names
+from app import catalog, moves, names
 from app.catalog import Catalog
 from app.elastic import BulkAction, Cluster
 from app.errors import Conflict, InvalidRequest, NotFound
+from app.models import CollectionOptions, SynonymRule
 from app.moves import Ledger, Paused, Taken
 from app.reindex import Changes, Chunking, Mismatch, Reindexer
 from app.targets import CatalogTargets
@@ -562,3 +563,29 @@ async def keep_writing(world: World) -> None:
     while True:
         number += 1
         await world.upsert({"id": f"w{number % 20}", "text": f"n {number}"})
+
+
+async def test_profiles_and_synonyms_move_along_also_those_of_the_last_moment(world: World) -> None:
+    await fill(world, 12)
+    collection = await world.collection()
+    options = CollectionOptions.model_validate(
+        {"profiles": {"news": {"decay": {"half_life": "7d"}}}, "default_profile": "news"}
+    )
+    collection = await catalog.change(world.cluster, collection, options, dims=DIMS)
+
+    async def changed_meanwhile() -> None:
+        await world.copied(1)
+        await catalog.put_synonyms(world.cluster, collection, [SynonymRule(synonyms="car, automobile")])
+
+    changing = asyncio.create_task(changed_meanwhile())
+    await world.reindexer().run(Changes(shards=2))
+    await changing
+    moved = await world.collection()
+    assert moved.index != collection.index
+    assert (moved.profiles, moved.default_profile) == (collection.profiles, "news")
+    assert [rule.synonyms for rule in moved.synonyms] == ["car, automobile"]
+    # And back again, with what was changed since.
+    await catalog.put_synonyms(world.cluster, moved, [])
+    await world.reindexer().roll_back()
+    assert (await world.collection()).synonyms == []
+    assert (await world.collection()).default_profile == "news"
