@@ -102,9 +102,9 @@ DecayOption = Annotated[
     str | None,
     typer.Option(
         "--decay",
-        metavar="180d|JSON|off",
-        help="How age lowers scores: a half-life, a decay object as JSON, or off. "
-        "Default: the collection's ranking profile, else none.",
+        metavar="180d|JSON|auto|off",
+        help="How age lowers scores: a half-life, a decay object as JSON, auto or off. "
+        "Default: the collection's ranking profile, else auto.",
         show_default=False,
     ),
 ]

@@ -73,7 +73,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--decay",
-            metavar="180d|JSON|off",
+            metavar="180d|JSON|auto|off",
             help="The decay of profiles that name none.",
             show_default=False,
         ),
