@@ -27,7 +27,8 @@ EQUAL: Final = 0.9
 COVERS: Final = 0.7
 """Share of the best coverage from which a document answers a question about what is current."""
 STUB: Final = 0.25
-"""A passage shorter than this share of another does not stand for it: an erratum is not the article."""
+"""A short text of less than this share of another does not stand for it: an erratum is not the article. Passages of
+longer documents differ in length for no such reason."""
 SHORT_TEXT: Final = 80
 """Characters up to which a text adds hardly anything to a title, and its length says nothing."""
 FEW_WORDS: Final = 3
@@ -204,8 +205,8 @@ class _Compared:
         return bool(said.title) and len(said.text) > len(said.title) + SHORT_TEXT
 
     def _is_stub(self, newer: int, *, beside: int) -> bool:
-        length = len(self.candidates[beside].text)
-        return length > SHORT_TEXT and len(self.candidates[newer].text) < STUB * length
+        told = len(self.candidates[newer].text)
+        return told <= SHORT_TEXT and told < STUB * len(self.candidates[beside].text)
 
 
 # --- words ---------------------------------------------------------------------------------------------------------------
