@@ -32,7 +32,7 @@ class Breaker:
     """
 
     def __init__(
-        self, clock: Callable[[], float], *, first_open_s: float = 1.0, longest_open_s: float = 5.0
+        self, clock: Callable[[], float], *, first_open_s: float = 1.0, longest_open_s: float = 2.0
     ) -> None:
         self._clock = clock
         self._first_open_s = first_open_s

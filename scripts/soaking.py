@@ -28,7 +28,7 @@ MOST_ERRORS: float = 0.001
 MOST_CONNECTIONS = 60
 """The client keeps 20 to the node and some to the far ends; what grows shows far beyond that in half an hour."""
 CALM_S = 8.0
-"""How long after a fault its errors may still arrive: an open breaker probes every five seconds."""
+"""How long after a fault its errors may still arrive: an open breaker probes every two seconds."""
 FAULT_EVERY_S = 60.0
 
 
