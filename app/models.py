@@ -343,7 +343,7 @@ class Fusion(Value):
     """How the routes' lists become one."""
 
     method: Literal["adaptive", "rrf", "linear", "additive"] = Field(
-        "rrf",
+        "adaptive",
         description=(
             "adaptive: sum of normalised scores, each route's weight times its confidence in this query; rrf: sum of "
             "weight/(rank_constant+rank), meant where only `rank_constant` is given; linear: weighted sum of "
@@ -1125,7 +1125,7 @@ class CollectionOptions(Value):
     )
     default_profile: ProfileName | None = Field(
         None,
-        description="The profile of searches that name none; none: decay 'auto', both routes, RRF.",
+        description="The profile of searches that name none; none: decay 'auto', both routes, adaptive fusion.",
     )
 
     @model_validator(mode="after")

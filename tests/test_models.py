@@ -322,8 +322,9 @@ def test_rrf_bc12_the_default_is_60() -> None:
     assert Fusion(method="rrf").rank_constant == 60
 
 
-def test_fusion_is_rrf_where_only_a_rank_constant_is_told() -> None:
-    assert Fusion().method == "rrf"
+def test_fusion_is_adaptive_unless_its_parts_tell_another_method() -> None:
+    assert Fusion().method == "adaptive"
+    assert Fusion(window=10).method == "adaptive"
     assert Fusion(rank_constant=10).method == "rrf"
 
 

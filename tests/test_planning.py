@@ -453,7 +453,7 @@ def test_a_collections_profile_is_used_where_the_request_says_nothing() -> None:
     assert own.base_decay is not None
     assert own.base_decay.scale_ms == DAY
     named = plan(profile="words")
-    assert (named.placement, named.fusion.method) == ("off", "rrf")
+    assert (named.placement, named.fusion.method) == ("off", "adaptive")
     assert [(route.name, route.weight) for route in named.routes] == [("text", 2)]
     with pytest.raises(InvalidRequest, match="no profile 'other'") as caught:
         plan(profile="other")

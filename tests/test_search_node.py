@@ -223,7 +223,8 @@ async def test_rrf_bc12_sums_ties_and_weights(made: Any) -> None:
     ]
     asker = await made(documents, {})
     routes = [{**TEXT, "name": "r1", "query": "one"}, {**TEXT, "name": "r2", "query": "two"}]
-    first = await asker.ask("q", routes=routes)
+    rrf = {"method": "rrf"}
+    first = await asker.ask("q", routes=routes, fusion=rrf)
     assert {hit.id: {name: route.rank for name, route in hit.routes.items()} for hit in first.hits} == {
         "X": {"r1": 1}, "a": {"r1": 2}, "Y": {"r1": 3, "r2": 3}, "b": {"r2": 1}, "c": {"r2": 2},
     }  # fmt: skip
@@ -236,11 +237,11 @@ async def test_rrf_bc12_sums_ties_and_weights(made: Any) -> None:
     ]
     for at in range(20):
         shuffled = routes if at % 2 else routes[::-1]
-        assert ids(await asker.ask("q", routes=shuffled)) == ["Y", "X", "b", "a", "c"]
+        assert ids(await asker.ask("q", routes=shuffled, fusion=rrf)) == ["Y", "X", "b", "a", "c"]
     weighted = [
         {**TEXT, "name": "r1", "query": "one", "weight": 0.7}, {**TEXT, "name": "r2", "query": "one pad", "weight": 0.3},
     ]  # fmt: skip
-    [x] = [hit for hit in (await asker.ask("q", routes=weighted)).hits if hit.id == "X"]
+    [x] = [hit for hit in (await asker.ask("q", routes=weighted, fusion=rrf)).hits if hit.id == "X"]
     ranks = (x.routes["r1"].rank, x.routes["r2"].rank)
     assert x.score == pytest.approx(0.7 / (60 + ranks[0]) + 0.3 / (60 + ranks[1]))
     assert pytest.approx(0.0163141195) == 0.7 / 61 + 0.3 / 62

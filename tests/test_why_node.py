@@ -105,10 +105,10 @@ async def account(
 async def test_figures_far_outside_the_window_are_those_of_a_window_that_holds_all(
     asker: Asker, decay: Any
 ) -> None:
-    whole = await asker.ask("leave", top_k=1000, fusion={"window": 1000}, decay=decay)
+    whole = await asker.ask("leave", top_k=1000, fusion={"method": "rrf", "window": 1000}, decay=decay)
     places = {hit.id: at for at, hit in enumerate(whole.hits, start=1)}
     truth = {hit.id: hit for hit in whole.hits}
-    narrow = {"top_k": 5, "fusion": {"window": 10}, "decay": decay}
+    narrow = {"top_k": 5, "fusion": {"method": "rrf", "window": 10}, "decay": decay}
     shown = await asker.ask("leave", **narrow)
     everything = await asker.ask("leave", **{**narrow, "top_k": 10}, paging=True)
     lists = [*everything.hits]
@@ -207,7 +207,9 @@ async def test_a_fresh_document_outside_the_nearest_is_told_of_fresh_routes(aske
 
 
 async def test_what_a_fused_factor_costs_is_told(asker: Asker) -> None:
-    told = await account(asker, "w000", decay={**DECAY, "placement": "fused"}, top_k=5)
+    told = await account(
+        asker, "w000", decay={**DECAY, "placement": "fused"}, top_k=5, fusion={"method": "rrf"}
+    )
     assert (told.decay, told.fused_score) == (0.0, 0.0)
     assert any(
         "its factor is 0: undecayed its fused score would be 0.03" in line for line in told.what_it_takes
@@ -215,7 +217,7 @@ async def test_what_a_fused_factor_costs_is_told(asker: Asker) -> None:
 
 
 async def test_the_rank_that_is_said_to_reach_the_page_does(asker: Asker) -> None:
-    told = await account(asker, "w030", routes=[TEXT], top_k=5)
+    told = await account(asker, "w030", routes=[TEXT], top_k=5, fusion={"method": "rrf"})
     assert told.page_score is not None
     [line] = [line for line in told.what_it_takes if "reach the page" in line]
     needed = int(line.split("rank ")[1].split(" ")[0])
@@ -356,7 +358,11 @@ async def test_the_embedder_down(cluster: Cluster, shelf: Collection) -> None:
 
 async def test_a_route_of_weight_0_is_no_help_and_says_so(asker: Asker) -> None:
     told = await account(
-        asker, "w150", routes=[TEXT, {"kind": "vector", "weight": 0}], fusion={"window": 10}, top_k=5
+        asker,
+        "w150",
+        routes=[TEXT, {"kind": "vector", "weight": 0}],
+        fusion={"method": "rrf", "window": 10},
+        top_k=5,
     )
     vector = told.routes["vector"]
     assert vector.note == "its weight is 0: it adds neither score nor hits"
