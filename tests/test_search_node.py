@@ -281,7 +281,7 @@ async def test_threshold_bc18_a_weight_of_zero_adds_nothing(asker: Asker) -> Non
 
 
 async def test_the_window_is_how_many_ranks_count(asker: Asker) -> None:
-    whole = await asker.ask(QUERY, top_k=100, fusion={"window": 400})
+    whole = await asker.ask(QUERY, top_k=400, fusion={"window": 400})
     for window in (1, 5, 30):
         answer = await asker.ask(QUERY, top_k=window, fusion={"window": window})
         ranks = {name: [] for name in ("text", "vector")}  # type: dict[str, list[int]]
