@@ -138,13 +138,13 @@ class RetryBudget:
 class Concurrency:
     """How many requests may be answered at once, fitted to what the machine and the cluster can do now.
 
-    Falls by a tenth when answers take longer than `slow_s`, at most once in that time and not below `least`; rises by
+    Falls by three tenths when answers take longer than `slow_s`, at most once in that time and not below `least`; rises by
     one for as many quick answers as there are places. So under overload those who are let in are still answered in
     time, and the others are told at once. (Additive increase, multiplicative decrease, as TCP's windows.)
     """
 
     def __init__(
-        self, clock: Callable[[], float], *, most: int, slow_s: float, least: int = 8, cut: float = 0.9
+        self, clock: Callable[[], float], *, most: int, slow_s: float, least: int = 8, cut: float = 0.7
     ) -> None:
         self._clock = clock
         self._most = most

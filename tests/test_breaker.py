@@ -136,7 +136,7 @@ def test_room_shrinks_while_answers_are_slow_and_grows_again(clock):
     room = Concurrency(clock, most=40, slow_s=2.0, least=8)
     for _ in range(40):
         room.note(9.0, under_way=40)
-    assert room.limit == 36  # 40 × 0.9: once in two seconds, however many are slow
+    assert room.limit == 28  # 40 × 0.7: once in two seconds, however many are slow
     for _ in range(50):
         clock.now += 2.0
         room.note(9.0, under_way=room.limit)
