@@ -33,6 +33,7 @@ from app.models import (
     CollectionDetails,
     CollectionOptions,
     DeclaredType,
+    Experiment,
     Similarity,
     SynonymRule,
 )
@@ -234,7 +235,12 @@ def _ranking(options: CollectionOptions) -> Json:
             for name, profile in sorted(options.profiles.items())
         },
         "default_profile": options.default_profile,
+        "experiment": _dumped(options.experiment),
     }
+
+
+def _dumped(experiment: Experiment | None) -> Json | None:
+    return None if experiment is None else experiment.model_dump(mode="json", exclude_none=True)
 
 
 def first_aliases(name: str) -> dict[str, Json]:
@@ -270,12 +276,13 @@ async def create(
         )
     if options.dims is not None and options.dims != embedder_dims:
         model = None  # its vectors come from callers, so no embedder is bound to fit it
-    if options.default_profile is not None and "profiles" not in options.model_fields_set:
+    wanted = {options.default_profile, *_arms(options.experiment)} - {None}
+    if wanted and "profiles" not in options.model_fields_set:
         # One of the stored profiles is meant: there must be a collection that has it.
         try:
             await get(cluster, name)
         except NotFound:
-            _check_default(options.default_profile, {})
+            _check_named(options.default_profile, options.experiment, {})
     body = index_body(name, options, dims=dims, model=model, slot_aliases=first_aliases(name))
     index = names.index_name(name, moment)
     try:
@@ -317,10 +324,11 @@ async def change(
     added = {key: kind for key, kind in options.declared.items() if key not in collection.declared}
     if added:
         await _check_declarable(cluster, collection, added)
-    if {"profiles", "default_profile"} & named:
+    if {"profiles", "default_profile", "experiment"} & named:
         profiles = options.profiles if "profiles" in named else collection.profiles
         default = options.default_profile if "default_profile" in named else collection.default_profile
-        _check_default(default, profiles)
+        experiment = options.experiment if "experiment" in named else collection.experiment
+        _check_named(default, experiment, profiles)
     if settings:
         await cluster.put_settings(collection.index, {"index": settings})
     if added:
@@ -328,13 +336,25 @@ async def change(
     return await _rank_as(cluster, collection, options)
 
 
-def _check_default(name: str | None, profiles: Mapping[str, Any] | None) -> None:
-    if name is not None and profiles is not None and name not in profiles:
+def _arms(experiment: Experiment | None) -> list[str]:
+    return [] if experiment is None else [arm.profile for arm in experiment.arms]
+
+
+def _check_named(name: str | None, experiment: Experiment | None, profiles: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for a default or an arm that is none of the profiles."""
+    if name is not None and name not in profiles:
         raise InvalidRequest(
             f"`default_profile` '{name}' is not among the profiles",
             field="default_profile",
             remedy="give it in `profiles`, or name one of those",
         )
+    for at, arm in enumerate(_arms(experiment)):
+        if arm not in profiles:
+            raise InvalidRequest(
+                f"the experiment's profile '{arm}' is not among the profiles",
+                field=f"experiment.arms[{at}].profile",
+                remedy="give it in `profiles`, or end the experiment with `experiment`: null",
+            )
 
 
 async def _check_declarable(
@@ -425,7 +445,7 @@ async def describe(
 
 
 async def _rank_as(cluster: Cluster, collection: Collection, options: CollectionOptions) -> Collection:
-    """Store the options' ranking profiles in the collection's `_meta`, where they differ."""
+    """Store the options' ranking profiles and experiment in the collection's `_meta`, where they differ."""
     mapping = (await cluster.get_mapping(collection.index))[collection.index]
     # What the options leave out stays as it is.
     given = {name: value for name, value in _ranking(options).items() if name in options.model_fields_set}
@@ -451,8 +471,8 @@ async def put_synonyms(cluster: Cluster, collection: Collection, rules: Sequence
 
 
 async def carry_ranking(cluster: Cluster, *, source: str, target: str) -> None:
-    """Give the index `target` what the collection's index `source` says of how searches rank: profiles and synonyms."""
-    kept = ("profiles", "default_profile", "synonyms")
+    """Give the index `target` what the collection's index `source` says of how searches rank: profiles, experiment, synonyms."""
+    kept = ("profiles", "default_profile", "experiment", "synonyms")
     told = (await cluster.get_mapping(source))[source].get("_meta", {}).get("halflife", {})
     mapping = (await cluster.get_mapping(target))[target]
     meta = {**mapping["_meta"]["halflife"], **{name: told[name] for name in kept if name in told}}
@@ -588,6 +608,7 @@ def read_collection(name: str, index: str, mapping: Mapping[str, Any]) -> Collec
         profiles=meta.get("profiles", {}),
         default_profile=meta.get("default_profile"),
         synonyms=meta.get("synonyms", []),
+        experiment=meta.get("experiment"),
     )
 
 

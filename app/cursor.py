@@ -51,6 +51,9 @@ class CursorPayload(Value):
         default_factory=list, description="search only: what the answer tells of them."
     )
     digest: str = ""
+    profile: dict[str, Any] | None = Field(
+        None, description="Which profile ranked the first page, as its answer told it."
+    )
     issued_ms: Annotated[int, Field(strict=True)]
     expires_ms: Annotated[int, Field(strict=True)]
 

@@ -489,6 +489,50 @@ class Profile(Value):
 ProfileName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_-]*$")]
 
 
+class Arm(Value):
+    """One side of an experiment."""
+
+    profile: ProfileName = Field(description="The profile that ranks its searches.")
+    percent: Annotated[float, Field(ge=0, le=100)] = Field(description="Its share of the searches.")
+    name: ProfileName | None = Field(
+        None, description="What answers and log call it; the profile if left out."
+    )
+
+
+class Experiment(Value):
+    """Profiles side by side: each subject, key or request gets one of them, the same each time."""
+
+    name: ProfileName = Field(description="Another name deals the arms anew.", examples=["decay-2026-02"])
+    arms: Annotated[list[Arm], Field(min_length=1, max_length=16)]
+    by: Literal["subject", "key", "request"] = Field(
+        "subject",
+        description="What is dealt an arm: the request's `subject`, the caller's key, or each request by itself. A search "
+        "that lacks it, or names its `profile`, is in no arm.",
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        total = math.fsum(arm.percent for arm in self.arms)
+        if abs(total - 100) > 1e-6:
+            raise invalid(f"the `percent` of `arms` add up to {total:g}: make them 100")
+        named = [arm.name or arm.profile for arm in self.arms]
+        if len(named) != len(set(named)):
+            raise invalid("two `arms` have the same name: give one a `name` of its own")
+        return self
+
+
+class Ranked(Value):
+    """Which profile ranked a search, and as which arm of which experiment, where one chose it."""
+
+    name: ProfileName
+    experiment: ProfileName | None = None
+    arm: ProfileName | None = None
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value is not None}
+
+
 def _vector(value: list[float]) -> list[float]:
     if not value or len(value) > 4096:
         raise invalid("a vector has 1 to 4096 numbers")
@@ -557,7 +601,13 @@ class Search(Query):
         description="With decay 'auto': leave out the hits that a newer one supersedes, and name them in its `supersedes`.",
     )
     profile: ProfileName | None = Field(
-        None, description="A ranking profile of the collection; its default one if left out."
+        None,
+        description="A ranking profile of the collection; that of its experiment's arm, else its default one if left out.",
+    )
+    subject: Annotated[Text, Field(min_length=1, max_length=256)] | None = Field(
+        None,
+        description="Whom the search is for, as the caller likes to name them: an experiment by subject gives one subject the "
+        "same arm each time. Not stored.",
     )
     routes: Annotated[list[Route], Field(min_length=1, max_length=MAX_ROUTES)] | None = Field(
         None, description="The recall queries; the profile's, else `text` and `vector` if left out."
@@ -780,6 +830,9 @@ class WhyResult(Value):
     page_score: float | None = Field(None, description="The score of the last hit on the first page.")
     on_page: bool
     what_it_takes: list[str] = Field(description="What would bring it onto the first page.")
+    profile: Ranked | None = Field(
+        None, description="Which profile ranks this search, and the arm that chose it; null where none does."
+    )
     warnings: list[str] = Field(default_factory=list)
 
 
@@ -1127,6 +1180,17 @@ class CollectionOptions(Value):
         None,
         description="The profile of searches that name none; none: decay 'auto', both routes, adaptive fusion.",
     )
+    experiment: Experiment | None = Field(
+        None,
+        description="Deals searches that name no profile to several; null ends it. Can be changed at any time.",
+        examples=[
+            {
+                "name": "decay-2026-02",
+                "arms": [{"profile": "plain", "percent": 50}, {"profile": "recent", "percent": 50}],
+                "by": "subject",
+            }
+        ],
+    )
 
     @model_validator(mode="after")
     def _no_clash(self) -> Self:
@@ -1138,6 +1202,10 @@ class CollectionOptions(Value):
         named = "profiles" in self.model_fields_set
         if named and self.default_profile is not None and self.default_profile not in self.profiles:
             raise invalid(f"`default_profile` '{self.default_profile}' is not among `profiles`")
+        arms = [] if self.experiment is None else self.experiment.arms
+        for at, arm in enumerate(arms):
+            if named and arm.profile not in self.profiles:
+                raise invalid(f"`experiment.arms[{at}].profile` '{arm.profile}' is not among `profiles`")
         return self
 
 
@@ -1200,6 +1268,7 @@ class Collection(Value):
     template_version: int
     profiles: dict[str, Profile] = Field(default_factory=dict)
     default_profile: str | None = None
+    experiment: Experiment | None = None
     synonyms: list[SynonymRule] = Field(
         default_factory=list, exclude=True, description="Asked for on their own: GET …/synonyms."
     )
@@ -1381,7 +1450,7 @@ class Hit(Value):
         return {k: v for k, v in handler(self).items() if v is not None or k not in OPTIONAL_IN_HIT}
 
 
-OPTIONAL_IN_RESULT = ("explain", "recency", "search_id", "rewrites", "suggestions")
+OPTIONAL_IN_RESULT = ("explain", "recency", "profile", "search_id", "rewrites", "suggestions")
 
 
 class SearchResult(Value):
@@ -1397,6 +1466,9 @@ class SearchResult(Value):
     explain: dict[str, Any] | None = None
     recency: RecencyDecision | None = Field(
         None, description="What decay 'auto' decided; absent where it is not in use."
+    )
+    profile: Ranked | None = Field(
+        None, description="Which profile ranked this, and the arm that chose it; absent where none did."
     )
     search_id: str | None = Field(None, description="Where the search is logged: what feedback refers to.")
     rewrites: list[Rewrite] | None = Field(

@@ -19,6 +19,7 @@ from app.models import (
     Fusion,
     Highlight,
     Profile,
+    Ranked,
     ResolvedDecay,
     Rewrite,
     Route,
@@ -89,6 +90,8 @@ class Plan:
     window: int
     filters: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...]
+    ranked: Ranked | None = None
+    """Which profile ranks it, as the answer tells."""
     feedback: FeedbackOptions | None = None
     ratings: Ratings | None = None
     """What votes say, where they shall count and are known."""

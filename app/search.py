@@ -15,12 +15,12 @@ from typing import Any, cast
 import numpy as np
 from pydantic import ValidationError
 
-from app import catalog, decay, fields, names, observing, queries
+from app import catalog, decay, experiments, fields, names, observing, queries
 from app import cursor as cursors
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
-from app.models import Collection, Hit, RecencyDecision, RouteHit, RouteStatus, Search, SearchResult
+from app.models import Collection, Hit, Ranked, RecencyDecision, RouteHit, RouteStatus, Search, SearchResult
 from app.planning import (
     Pinned,
     Plan,
@@ -111,7 +111,7 @@ async def search(
     runs: list[Run | HalflifeError] = []
     for request in requests:
         try:
-            plan = make_plan(request, collection=collection, now_ms=now_ms, forced=caller.forced)
+            plan = plan_of(request, collection=collection, caller=caller, now_ms=now_ms)
             check_reranker(request, doors)
             _check_touch(request, doors=doors, now_ms=now_ms)
         except HalflifeError as error:
@@ -134,6 +134,15 @@ async def search(
             if run.plan.feedback is not None and run.plan.ratings is None:
                 run.warnings.append(NO_VOTES)
     return await _answer(runs, doors=doors, caller=caller, started=started, now_ms=now_ms)
+
+
+def plan_of(request: Search, *, collection: Collection, caller: Caller, now_ms: int) -> Plan:
+    """Return the plan of a search under the profile that it names, or that its arm of the collection's experiment has."""
+    chosen = experiments.ranked(request, collection, key_id=caller.key_id, request_id=caller.request_id)
+    planned = make_plan(
+        experiments.assigned(request, chosen), collection=collection, now_ms=now_ms, forced=caller.forced
+    )
+    return replace(planned, ranked=chosen)
 
 
 NO_VOTES = "votes do not count here: feedback is not configured, or its ratings are being read"
@@ -183,14 +192,17 @@ async def next_page(
         text, secrets=doors.cursor_secrets, now_ms=now_ms, kind="search", caller=caller.tag
     )
     request = request_of(payload)
+    # The cursor's request holds all that its profile gave: today's default must fill no gap in it.
+    settled = collection.model_copy(update={"default_profile": None})
     plan = make_plan(
         request,
-        collection=collection,
+        collection=settled,
         now_ms=payload.origin_ms,
         forced=caller.forced,
         pinned=Pinned(payload.wordings, tuple(payload.rewrites)),
     )
-    plan = await with_votes(plan, doors=doors, caller=caller)
+    ranked = None if payload.profile is None else Ranked.model_validate(payload.profile)
+    plan = replace(await with_votes(plan, doors=doors, caller=caller), ranked=ranked)
     if plan.feedback is not None and plan.ratings is None:
         raise Unavailable(
             "the ratings that the first page was ordered by can't be read now",
@@ -254,15 +266,16 @@ async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -
         return opened
     for run in live:
         old = run.plan
+        ranking = {name: getattr(old.collection, name) for name in ("profiles", "default_profile")}
         plan = make_plan(
             old.search,
-            collection=moved,
+            collection=moved.model_copy(update=ranking),
             now_ms=old.origin_ms,
             forced=caller.forced,
             pinned=Pinned(old.wordings, old.rewrites),
         )
         fresh = Run(
-            plan=replace(plan, ratings=old.ratings),
+            plan=replace(plan, ratings=old.ratings, ranked=old.ranked),
             offset=run.offset,
             deadline=run.deadline,
             pit=run.pit,
@@ -677,6 +690,7 @@ def _result(run: Run, outcome: _Outcome, *, cursor: str | None, started: float) 
         routes=statuses,
         hits=[_hit(run, item, outcome) for item in outcome.page if item.key in outcome.documents],
         explain=_requests(run) if plan.search.explain else None,
+        profile=plan.ranked,
         recency=None
         if run.recency is None
         else RecencyDecision(mode=run.recency.mode, reason=run.recency.reason),
@@ -855,6 +869,7 @@ def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, n
         ),
         wordings=wordings,
         rewrites=list(run.plan.rewrites),
+        profile=None if run.plan.ranked is None else run.plan.ranked.model_dump(mode="json"),
         collection=run.plan.collection.name,
         caller=caller.tag,
         issued_ms=now_ms,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from app import catalog, decay, names, observing
+from app import catalog, decay, experiments, names, observing
 from app.elastic import Cluster, encode
 from app.errors import ClusterRejected, Conflict, HalflifeError, NotFound
 from app.models import DEFAULT_WINDOW, Collection, Decay, Fusion, Search, SearchResult
@@ -80,7 +80,10 @@ def entry(
 ) -> Json:
     """Return the log entry of one search, answered or failed, without what does not apply to it."""
     search, collection = asked.search, asked.collection
-    name = search.profile or collection.default_profile
+    ranked = outcome.profile if isinstance(outcome, SearchResult) else None
+    if ranked is None:
+        ranked = experiments.ranked(search, collection, key_id=asked.key_id, request_id=asked.request_id)
+    name = None if ranked is None else ranked.name
     profile = collection.profiles.get(name) if name is not None else None
     chosen = search.decay or (profile.decay if profile is not None else None)
     fusion = search.fusion or (profile.fusion if profile is not None else None)
@@ -95,6 +98,8 @@ def entry(
         "query_chars": len(search.query),
         "top_k": search.top_k,
         "profile": name,
+        "experiment": None if ranked is None else ranked.experiment,
+        "arm": None if ranked is None else ranked.arm,
         "fusion": (fusion or Fusion()).method,
         "window": (None if fusion is None else fusion.window) or DEFAULT_WINDOW,
         "decay": _decay_of(chosen)

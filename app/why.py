@@ -20,7 +20,6 @@ from app.planning import (
     Plan,
     PlannedRoute,
     age_days,
-    make_plan,
     measure_body,
     read_route,
     route_body,
@@ -35,6 +34,7 @@ from app.search import (
     fetch,
     fetch_compared,
     measure,
+    plan_of,
     recall_where_it_is,
     with_votes,
 )
@@ -54,7 +54,7 @@ async def why(
     caller may not see is reported as not existing.
     """
     search = Search.model_validate(request.model_dump(exclude={"id"}, exclude_unset=True, by_alias=True))
-    plan = make_plan(search, collection=collection, now_ms=now_ms, forced=caller.forced)
+    plan = plan_of(search, collection=collection, caller=caller, now_ms=now_ms)
     check_reranker(search, doors)
     plan = await with_votes(plan, doors=doors, caller=caller)
     budget = budget_s(search, doors=doors, caller=caller)
@@ -139,6 +139,7 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
         chunks=None if plan.search.collapse else _chunks(standing),
         rank=rank,
         top_k=plan.search.top_k,
+        profile=plan.ranked,
         page_score=page[-1].score if page else None,
         on_page=on_page,
         what_it_takes=takes,
@@ -193,7 +194,7 @@ def _absent(document_id: str, run: Run) -> WhyResult:
     return WhyResult(
         id=document_id, origin=from_ms(run.plan.origin_ms), exists=False,
         excluded_by=["no such document in this collection"], routes={}, top_k=run.plan.search.top_k, on_page=False,
-        what_it_takes=["store the document"], warnings=run.warnings,
+        what_it_takes=["store the document"], profile=run.plan.ranked, warnings=run.warnings,
     )  # fmt: skip
 
 

@@ -117,6 +117,7 @@ ROOMS = (
             "supersession": "which candidates say the same thing",
             "diversity": "near-duplicates and MMR over vectors",
             "cursor": "the sealed page token",
+            "experiments": "which arm of an experiment a search belongs to",
             "chunking": "a document's text cut into what is embedded",
             "documents": "a document's shape in the index, written and read back",
         },

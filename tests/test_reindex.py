@@ -111,6 +111,24 @@ async def test_a_reindex_keeps_every_document_version_vector_and_tombstone(world
     assert (await world.dump(old))["d1"] == before["d1"]
 
 
+async def test_profiles_and_experiment_move_with_the_collection(world: World) -> None:
+    await fill(world)
+    given = {
+        "profiles": {"recent": {"decay": {"half_life": "30d"}}},
+        "default_profile": "recent",
+        "experiment": {"name": "e", "arms": [{"profile": "recent", "percent": 100}]},
+    }
+    before = await world.collection()
+    changed = await catalog.change(
+        world.cluster, before, CollectionOptions.model_validate(given), dims=before.dims
+    )
+    await world.reindexer().run(Changes())
+    after = (await catalog.get(world.cluster, before.name)).collection
+    assert after.index != before.index
+    for name in given:
+        assert getattr(after, name) == getattr(changed, name)
+
+
 async def test_knn_still_finds_all_thirty(world: World) -> None:
     await world.upsert(*({"id": f"v{i}", "text": f"t {i}"} for i in range(30)), refresh="true")
     assert len(await world.nearest(vector_of("t 1", DIMS), 30)) == 30
