@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scripts import collecting, judgements, keying, kibana, quality, reindexing, synonyms
+from scripts import collecting, judgements, keying, kibana, quality, reindexing, synonyms, tune
 from scripts.client import ApiError, ApiUnreachable, Client, find_url
 from scripts.distribution import LocalStackError
 from scripts.stack import DEFAULT_DATA, Options, State, data_folder
@@ -755,6 +755,7 @@ def tour(
 # ---- quality --------------------------------------------------------------------------------------------------------
 
 quality.register(command)
+tune.register(command)
 judgements.register(command)
 kibana.register(command)
 reindexing.register(command)

@@ -1,0 +1,381 @@
+"""Own the command line of `halflife tune`: its options, its help, and how a search's end looks in a terminal.
+
+`register` hands it to the one command line there is. Reads sets and the profile to start from, asks `tuning`, prints.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scripts.client import ApiError, Client, find_url
+from scripts.stack import data_folder
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from scripts.evaluating import Profile
+    from scripts.judged import JudgedSet
+    from scripts.tuning import Outcome, Task, Trial
+
+Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
+
+_FIGURES = ("ndcg", "map", "mrr", "recall", "currency")
+
+
+def register(command: Register) -> None:
+    """Make the command known; `command` is what registers one under a heading."""
+    command("Quality")(tune)
+
+
+def tune(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...", help="Judged sets to gain on.", show_default=False, exists=True, file_okay=False
+        ),
+    ],
+    guard: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--guard", "-g", metavar="FOLDER", help="A judged set not to lose on; again for each further one.",
+            show_default=False, exists=True, file_okay=False,
+        ),
+    ] = None,
+    max_loss: Annotated[
+        float, typer.Option("--max-loss", min=0, max=1, metavar="X", help="What each guard may lose, on average.")
+    ] = 0.005,
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help=f"What to gain in: {', '.join(_FIGURES)}.")
+    ] = "ndcg",
+    profile: Annotated[
+        str,
+        typer.Option(
+            "--profile", "-p", metavar="NAME|FILE|JSON", help="Where the search starts, and what it must beat."
+        ),
+    ] = "default",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", metavar="PART", show_default=False,
+            help="Search only fusion, routes (weights), decay or fresh (date windows); again for each. Default: all.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int, typer.Option("--trials", min=1, metavar="N", help="Trials in all, those of earlier runs included.")
+    ] = 60,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=1, metavar="S", help="Begin no trial after so long.", show_default=False),
+    ] = None,
+    queries: Annotated[
+        int | None,
+        typer.Option("--queries", min=4, metavar="N", help="Questions of each set, drawn by --seed. Default: all.", show_default=False),
+    ] = None,
+    held_out: Annotated[
+        float, typer.Option("--held-out", min=0.1, max=0.9, metavar="X", help="Share of the questions kept from the search.")
+    ] = 0.4,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="What all is drawn by.")] = 7,
+    qrels: Annotated[
+        str | None,
+        typer.Option("--qrels", metavar="FILE", help="Judgements to take in the folders that hold such a file.", show_default=False),
+    ] = None,
+    collection: Annotated[
+        str | None,
+        typer.Option("--collection", "-c", metavar="NAME", show_default=False, help="A collection that holds the first folder's documents. Default: one of the set's own."),
+    ] = None,
+    as_of: Annotated[
+        str | None,
+        typer.Option("--as-of", metavar="DATE", help="The origin of questions that name none. Default: now.", show_default=False),
+    ] = None,
+    top_k: Annotated[int, typer.Option("--top-k", "-k", min=1, max=50, metavar="N", help="Hits that the metric looks at.")] = 10,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the profile there, JSON.", show_default=False)
+    ] = None,
+    report_to: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write the report there, HTML with plots.", show_default=False)
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="NAME", help="Store the profile under this name with the collection.", show_default=False),
+    ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option("--into", metavar="COLLECTION", help="Where --store stores it. Default: --collection.", show_default=False),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the trials of earlier runs.")] = False,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="The API's address, as for `halflife search`.", show_default=False)
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="TOKEN", help="The API's key; better in $HALFLIFE_KEY.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="The stack's folder, as for `halflife up`.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")] = False,
+) -> int:  # fmt: skip
+    r"""Search for a ranking profile that suits judged sets, and say whether it is better than what you have.
+
+    Folders are judged sets, as `halflife evaluate` takes them. Those named first are to gain; each --guard is a set that
+    may lose --max-loss at most: put there what must not suffer, such as questions about the past when you tune recency.
+
+    Each set's questions are split by --seed. On the training part, trial after trial is ranked by the running service, so
+    what is measured is what callers get; an optimiser (Optuna's TPE) chooses the next by what the last ones gave. Trial 0
+    is the profile you have. Then the best within the guards' bound is judged once, on the held-out part that no trial saw:
+    where it gains nothing there, or a guard loses too much, the answer is to keep what you have.
+
+    \b
+    What is searched (--only):
+      fusion   the method; rank_constant; window
+      routes   how much vectors weigh against words
+      decay    off, in each route or after fusion; kind, half-life, floors of text and vector routes
+      fresh    further routes within a date window: which, how far back, their weight
+
+    A trial costs one search for each training question: --queries 100 on two sets are 120 searches, a few seconds when
+    nothing else runs; the questions are embedded once. --trials and --seconds bound it; Ctrl-C ends the search and judges
+    the best so far. The same command goes on where an earlier run stopped (a file in the stack's folder remembers); raise
+    --trials to go further.
+
+    \b
+    How to read the end:
+      gain       mean over the sets to gain on, with a 95 % interval (questions drawn again) and p (signs flipped)
+      p > 0.05   may be chance: ask more questions before you rely on it
+      --report   plots: each trial's gain, gain against loss, gain against half-life and floors, each set; how sure
+                 each parameter is
+
+    \b
+    Examples:
+      halflife tune sets/rfc --guard sets/news_past --queries 150 --trials 40 --report tune.html
+      halflife tune sets/faq -c faq --only decay --metric currency --store recent --out recent.json
+      halflife search "…" -c faq --profile recent
+
+    Exit codes: 0 judged, whatever the answer; 1 failed; 2 wrong usage; 3 nobody answers; 130 interrupted before a trial.
+    """
+    from scripts import evaluating, tuning
+    from scripts.cli import say
+    from scripts.judged import UnreadableSet
+    from scripts.metrics import LibraryMissing
+
+    groups = _groups(only)
+    named = _metric(metric, top_k)
+    if store is not None and (into or collection) is None:
+        raise typer.BadParameter("say which collection: --into COLLECTION", param_hint="--store")
+    if collection is not None and len(folders) + len(guard or ()) > 1:
+        say(
+            f"'{collection}' holds the documents of {folders[0]}; the other sets get collections of their own."
+        )
+    folder = data_folder(data)
+    try:
+        sets = _read([*folders, *(guard or ())], qrels=qrels, queries=queries, seed=seed)
+        with Client(find_url(url, folder), key=key) as client:
+            start = _start(client, profile, collection)
+            if store is not None:
+                tuning.storable(start.options)
+            parts = []
+            for at, (name, judged_set) in enumerate(sets):
+                own = collection if at == 0 and collection else evaluating.collection_name(judged_set)
+                evaluating.ensure_loaded(
+                    client, own, judged_set.corpus, keep=at == 0 and collection is not None, report=say
+                )
+                training, rest = tuning.split(judged_set.questions, held_out=held_out, seed=seed)
+                parts.append(tuning.Part(name, judged_set, own, at >= len(folders), training, rest))
+            task = tuning.Task(
+                parts=tuple(parts), start=start, metric=named, max_loss=max_loss, groups=groups, top_k=top_k,
+                as_of=as_of, seed=seed,
+            )  # fmt: skip
+            _check(task)
+            journal = folder / "tune" / f"{task.digest()}.journal"
+            if fresh:
+                journal.unlink(missing_ok=True)
+            tuner = tuning.Tuner(client, task, journal, report=say)
+            with _watching(trials, hidden=as_json) as told:
+                interrupted = tuner.search(trials=trials, seconds=seconds, told=told)
+            if interrupted:
+                say("Interrupted: judging the best so far on the held-out questions; again Ctrl-C to leave.")
+            found = tuner.conclude(interrupted=interrupted)
+            if found.take and store is not None:
+                _store(client, str(into or collection), store, found.best.options)
+    except evaluating.BadProfile as fault:
+        raise typer.BadParameter(str(fault), param_hint="--profile") from fault
+    except (UnreadableSet, LibraryMissing, evaluating.EvaluationFailed, tuning.CannotTune) as fault:
+        raise ApiError(str(fault)) from fault
+    if report_to is not None:
+        from scripts.tuning_page import page
+
+        report_to.write_text(page(found), encoding="utf-8")
+    if out is not None and found.take:
+        out.write_text(json.dumps(dict(found.best.options), indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(tuning.to_json(found), ensure_ascii=False))
+        return 0
+    from scripts import table
+
+    table.console().print(summary(found))
+    written = []
+    if found.take:
+        written += [f"profile {out}"] if out is not None else []
+        written += [f"stored as '{store}' in '{into or collection}'"] if store is not None else []
+    written += [f"report {report_to}"] if report_to is not None else []
+    if written:
+        say("; ".join(written))
+    return 0
+
+
+def _groups(only: Sequence[str] | None) -> tuple[str, ...]:
+    from scripts.tuning import GROUPS
+
+    chosen = [word.strip() for given in only or () for word in given.split(",") if word.strip()]
+    unknown = [word for word in chosen if word not in GROUPS]
+    if unknown:
+        raise typer.BadParameter(f"'{unknown[0]}' is none of {', '.join(GROUPS)}", param_hint="--only")
+    return tuple(group for group in GROUPS if not chosen or group in chosen)
+
+
+def _metric(given: str, top_k: int) -> str:
+    name = given.partition("@")[0].lower()
+    if name not in _FIGURES:
+        raise typer.BadParameter(f"'{given}' is none of {', '.join(_FIGURES)}", param_hint="--metric")
+    return name if name in ("map", "currency") else f"{name}@{top_k}"
+
+
+def _read(
+    folders: Sequence[Path], *, qrels: str | None, queries: int | None, seed: int
+) -> "list[tuple[str, JudgedSet]]":
+    from scripts.judged import read_set
+
+    if qrels is not None and not any((folder / qrels).is_file() for folder in folders):
+        raise typer.BadParameter(f"no folder holds a file {qrels}", param_hint="--qrels")
+    found: list[tuple[str, JudgedSet]] = []
+    for folder in folders:
+        own = Path(qrels) if qrels is not None and (folder / qrels).is_file() else None
+        judged_set = read_set(folder, qrels=own).sample(queries, seed=seed)
+        name, number = judged_set.name, 2
+        while name in {taken for taken, _ in found}:
+            name, number = f"{judged_set.name} {number}", number + 1
+        found.append((name, judged_set))
+    return found
+
+
+def _start(client: Client, given: str, collection: str | None) -> "Profile":
+    """Return the profile to start from, one that the collection holds written out.
+
+    `default` is the collection's own default profile, where it has one.
+    """
+    from scripts.client import ApiProblem
+    from scripts.evaluating import BadProfile, Profile, read_profile
+
+    profile = read_profile(given)
+    name = profile.options.get("profile")
+    if (name is None and given.strip() != "default") or (name is None and collection is None):
+        return profile
+    held: Mapping[str, Any] = {}
+    if collection is not None:
+        try:
+            held = client.collection(collection)
+        except ApiProblem as problem:
+            if problem.status != 404:
+                raise
+    stored = held.get("profiles") or {}
+    name = name or held.get("default_profile")
+    if name is None:
+        return profile
+    if name not in stored:
+        where = f"the collection '{collection}'" if collection else "no collection is named that could"
+        raise BadProfile(f"there is no profile '{name}': {where} holds {', '.join(sorted(stored)) or 'none'}")
+    return Profile(name, _lean(stored[name]))
+
+
+def _lean(value: Any) -> Any:
+    """Return a stored value without what it leaves open, as a request would say it."""
+    if isinstance(value, dict):
+        return {name: _lean(each) for name, each in value.items() if each is not None}
+    return [_lean(each) for each in value] if isinstance(value, list) else value
+
+
+def _check(task: "Task") -> None:
+    from scripts.metrics import CURRENCY
+    from scripts.tuning import CannotTune
+
+    if task.metric != CURRENCY:
+        return
+    for part in task.targets:
+        for questions in (part.training, part.held_out):
+            if not any(question.current for question in questions):
+                raise CannotTune(
+                    f"'{part.name}' has no pairs of current and superseded documents to judge currency by: "
+                    "take another --metric, or ask more of its questions"
+                )
+
+
+def _store(client: Client, collection: str, name: str, options: Mapping[str, Any]) -> None:
+    """Put the profile beside those that the collection holds."""
+    from scripts.tuning import storable
+
+    made = storable(options).model_dump(mode="json", exclude_none=True, exclude_unset=True)
+    held = {
+        each: _lean(profile)
+        for each, profile in (client.collection(collection).get("profiles") or {}).items()
+    }
+    client.put_collection(collection, {"profiles": {**held, name: made}})
+
+
+# ---- while it runs, and its end ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _watching(trials: int, *, hidden: bool) -> "Iterator[Callable[[Trial, int], None]]":
+    """Yield what tells of each trial: a line, on standard error."""
+    from scripts.cli import say
+
+    best = [0.0]
+
+    def told(trial: "Trial", done: int) -> None:
+        best[0] = max(best[0], trial.gain)
+        losses = "".join(f", {name} {-loss:+.4f}" for name, loss in trial.losses.items())
+        say(f"trial {trial.number} ({done} of {trials}): {trial.gain:+.4f}{losses}   {trial.seconds:.0f} s")
+
+    yield (lambda trial, done: None) if hidden else told
+
+
+def summary(found: "Outcome") -> "RenderableType":
+    """Return the search's end as tables and words."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from scripts.quality import _new_table
+    from scripts.tuning import metric_of
+
+    task = found.task
+    sets = _new_table(("set", "questions", "metric", "start", "best", "difference", "p"))
+    for what, results in (("training", found.training), ("held out", found.held_out)):
+        for result in results:
+            metric = metric_of(task, result.part)
+            paired = {difference.figure: difference for difference in result.differences}.get(metric)
+            sets.add_row(
+                f"{result.part.name}{' (guard)' if result.part.guard else ''}",
+                f"{result.questions} {what}",
+                metric,
+                f"{result.start.get(metric, 0.0):.4f}",
+                f"{result.best.get(metric, 0.0):.4f}",
+                "" if paired is None else f"{paired.mean:+.4f}",
+                "" if paired is None or paired.p is None else f"{paired.p:.3f}",
+            )
+    sure = _new_table(("parameter", "best", "wins with it", "winners between", "importance"))
+    for name, told in sorted(found.confidence.items(), key=lambda item: -found.importance.get(item[0], 0.0)):
+        value = told["value"] if isinstance(told["value"], str) else f"{told['value']:.4g}"
+        between = f"{told['low']:.3g} to {told['high']:.3g}" if "low" in told else ""
+        weight = f"{found.importance[name] * 100:.0f} %" if name in found.importance else ""
+        sure.add_row(name, value, f"{told['share'] * 100:.0f} %", between, weight)
+    head = Text.assemble(
+        ("Take it" if found.take else "Keep what you have", "bold green" if found.take else "bold yellow"),
+        f": {found.reason}.",
+    )
+    shown = Text(json.dumps(dict(found.best.options), ensure_ascii=False), style="" if found.take else "dim")
+    parts: list[RenderableType] = [Text(f"{len(found.trials)} trials"), sets]
+    if found.best.number:
+        parts += [sure, Text("The best that was tried:" if not found.take else "The profile:"), shown]
+    return Group(*parts, head)

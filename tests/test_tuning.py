@@ -1,0 +1,320 @@
+"""Tuning: the space, the split, what is taken and what is not, and whole runs on the real node with few trials."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from app.models import Search
+from app.settings import Settings
+from scripts import cli, evaluating, tuning
+from scripts.judged import JudgedSet, Question, read_set
+from scripts.tuning import CannotTune, Gain, Part, SetResult, Task, Trial
+from tests.fakes import EmbeddingServer
+from tests.service import Running, serving
+
+optuna = pytest.importorskip("optuna", reason="tuning needs optuna")
+pytest.importorskip("pytrec_eval", reason="judging rankings needs pytrec-eval-terrier")
+
+# ---- the space ------------------------------------------------------------------------------------------------------
+
+
+def drawn(start: Mapping[str, Any], groups: Sequence[str], count: int = 150) -> list[dict[str, Any]]:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3))
+    return [tuning.suggest(study.ask(), start, groups) for _ in range(count)]
+
+
+def test_all_that_is_drawn_is_a_search_and_can_be_stored() -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    found = drawn({}, tuning.GROUPS)
+    for options in found:
+        Search(collection="c", query="q", **options)
+        tuning.storable(options)
+    placements = {
+        each["decay"]["placement"] if isinstance(each["decay"], dict) else each["decay"] for each in found
+    }
+    assert placements == set(tuning.decays())
+    assert {each["fusion"]["method"] for each in found} >= {"rrf", "linear"}
+    assert {route["kind"] for each in found for route in each.get("routes", ())} == {
+        "text", "vector", "fresh_text", "fresh_vector",
+    }  # fmt: skip
+
+
+def test_what_is_not_searched_stays_as_it_is() -> None:
+    start = {"fusion": {"method": "linear"}, "routes": [{"kind": "text", "weight": 3.0}], "rerank": {}}
+    for options in drawn(start, ["decay"], 20):
+        assert (options["fusion"], options["rerank"]) == ({"method": "linear"}, {})
+        assert options["routes"] == [{"kind": "text", "weight": 3.0}]
+    with pytest.raises(CannotTune, match="can't hold `rerank`"):
+        tuning.storable(start)
+
+
+STARTS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "rrf": {"fusion": {"method": "rrf", "rank_constant": 20, "window": 200}},
+    "weights and decay": {
+        "routes": [
+            {"kind": "text", "weight": 0.5},
+            {"kind": "vector", "weight": 1.5, "decay": {"floor": 0.9}},
+            {"kind": "fresh_vector", "window": "30d", "weight": 0.5},
+        ],
+        "decay": {"kind": "gauss", "half_life": "180d", "floor": 0.5, "placement": "route"},
+    },
+    "after fusion": {"decay": {"kind": "exp", "half_life": "30d", "floor": 0.2, "placement": "fused"}},
+}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS.keys())
+def test_a_start_has_its_place_in_the_space(start: dict[str, Any]) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3))
+    given = tuning.parameters_of(start, tuning.GROUPS)
+    study.enqueue_trial(given)
+    trial = study.ask()
+    options = tuning.suggest(trial, start, tuning.GROUPS)
+    assert {name: trial.params[name] for name in given} == given
+    for name in ("decay", "fusion"):
+        if name in start:
+            assert {**options[name], **start[name]} == options[name]
+
+
+# ---- the split ------------------------------------------------------------------------------------------------------
+
+
+def questions(count: int) -> list[Question]:
+    return [Question(f"q{n}", f"text {n // 2}", {"a": 1}) for n in range(count)]
+
+
+def test_a_question_is_on_one_side_and_so_is_its_twin() -> None:
+    training, held = tuning.split(questions(40), held_out=0.4, seed=1)
+    assert len(held) == 16
+    assert {q.text for q in training} & {q.text for q in held} == set()
+    assert {q.id for q in training} | {q.id for q in held} == {q.id for q in questions(40)}
+    assert (training, held) == tuning.split(questions(40), held_out=0.4, seed=1)
+    assert held != tuning.split(questions(40), held_out=0.4, seed=2)[1]
+    with pytest.raises(CannotTune, match="3 different questions are too few"):
+        tuning.split(questions(6), held_out=0.4, seed=1)
+
+
+# ---- what is taken --------------------------------------------------------------------------------------------------
+
+
+def part(name: str, *, guard: bool = False) -> Part:
+    return Part(name, JudgedSet(name, (), None, Path("qrels.tsv")), name, guard, (), ())
+
+
+TASK = Task(
+    parts=(part("news"), part("past", guard=True)),
+    start=evaluating.Profile("default", {}),
+    metric="ndcg@10",
+    max_loss=0.01,
+)
+
+
+def trial(number: int, gain: float, loss: float, values: Sequence[float] = (), **parameters: Any) -> Trial:
+    return Trial(
+        number, {}, parameters, gain, {"past": loss}, {"news": values, "past": [0.5] * len(values)}, 1.0
+    )
+
+
+def test_the_best_is_the_greatest_gain_within_the_bound() -> None:
+    trials = [trial(0, 0, 0), trial(1, 0.3, 0.02), trial(2, 0.2, 0.01), trial(3, 0.2, 0.0)]
+    assert tuning.best_of(trials, max_loss=0.01).number == 2
+    assert tuning.best_of(trials, max_loss=0.001).number == 3
+    assert tuning.best_of(trials[:2], max_loss=0.01).number == 0
+
+
+def result(name: str, start: float, best: float, *, guard: bool = False) -> SetResult:
+    return SetResult(part(name, guard=guard), 10, {"ndcg@10": start}, {"ndcg@10": best}, ())
+
+
+SURE, UNSURE, WORSE = Gain(0.1, 0.05, 0.15, 0.001), Gain(0.1, -0.05, 0.2, 0.3), Gain(-0.01, -0.1, 0.1, 0.8)
+VERDICTS = {
+    "better": (trial(1, 0.2, 0), SURE, 0.9, True, "gains +0.1000"),
+    "better, perhaps": (trial(1, 0.2, 0), UNSURE, 0.9, True, "may be chance"),
+    "not better there": (trial(1, 0.2, 0), WORSE, 0.9, False, "gains nothing"),
+    "the guard loses there": (trial(1, 0.2, 0), SURE, 0.88, False, "past loses 0.0200"),
+    "nothing found": (trial(0, 0, 0), SURE, 0.9, False, "nothing that was tried"),
+}
+
+
+@pytest.mark.parametrize("best, gain, guarded, take, said", VERDICTS.values(), ids=VERDICTS.keys())
+def test_the_verdict(best: Trial, gain: Gain, guarded: float, take: bool, said: str) -> None:
+    held = [result("news", 0.5, 0.6), result("past", 0.9, guarded, guard=True)]
+    taken, reason = tuning.verdict(TASK, best, gain, held)
+    assert (taken, said in reason) == (take, True), reason
+
+
+def test_a_gain_has_an_interval_and_a_chance() -> None:
+    found = tuning.gain_of([[0.1] * 12, [0.3] * 12], seed=1)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.2, 0.2, 0.2))
+    # All signs of both sets alike, one way or the other: about one in 2^23.
+    assert found.p is not None
+    assert found.p < 0.01
+    assert tuning.gain_of([[0.0] * 5], seed=1).p is None
+    even = tuning.gain_of([[0.2, -0.2, 0.1, -0.1]], seed=1)
+    assert (even.mean, even.p) == (pytest.approx(0), 1.0)
+    assert even.low < 0 < even.high
+
+
+def test_a_parameter_that_always_wins_is_sure_and_a_tie_is_not() -> None:
+    sure = [trial(0, 0, 0, [0.1] * 20, kind="exp"), trial(1, 0.5, 0, [0.6] * 20, kind="gauss", days=30)]
+    told = tuning.confidence(TASK, sure)
+    assert told["kind"] == {"value": "gauss", "has": 1.0, "share": 1.0}
+    assert told["days"] == {"value": 30, "has": 1.0, "share": 1.0, "low": 30.0, "high": 30.0}
+    half = [0.0, 1.0] * 10
+    unsure = [
+        trial(0, 0, 0, [0.0] * 20, kind="exp"),
+        trial(1, 0.5, 0, half, kind="gauss"),
+        trial(2, 0.5, 0, half[::-1], kind="linear"),
+    ]
+    assert 0.3 < tuning.confidence(TASK, unsure)["kind"]["share"] < 0.8
+
+
+# ---- whole runs -----------------------------------------------------------------------------------------------------
+
+DIMS = 16
+TOPICS = ("leave", "travel", "kettle", "parking", "badges", "laptops", "lunch", "visitors")
+
+
+def lines(*entries: Mapping[str, Any]) -> str:
+    return "".join(json.dumps(entry) + "\n" for entry in entries)
+
+
+@pytest.fixture(scope="module")
+def service(node_url: str) -> Iterator[Running]:
+    with EmbeddingServer(dims=DIMS) as embedding:
+        settings = Settings(
+            elasticsearch_url=node_url,
+            elasticsearch_timeout_s=60,
+            embedding_base_url=embedding.base_url,
+            embedding_model="far-end",
+            embedding_dims=DIMS,
+            embedding_query_prefix="",
+            embedding_document_prefix="passage: ",
+        )
+        with serving(settings) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory, service: Running) -> Iterator[tuple[Path, Path]]:
+    """Two sets of the same documents: one wants the newer of two, whose words fit less, the other the older."""
+    root = tmp_path_factory.mktemp("sets")
+    corpus = [
+        {
+            "id": f"{topic}-{age}",
+            "text": f"{topic} {topic} rules" if age == "old" else f"{topic} rules of this year, number {n}",
+            "created_at": "2016-01-01" if age == "old" else "2026-01-01",
+        }
+        for n, topic in enumerate(TOPICS)
+        for age in ("old", "new")
+    ]
+    made = []
+    for name, wanted in (("news", "new"), ("past", "old")):
+        folder = root / name
+        folder.mkdir()
+        own = {"id": "own", "text": f"{root} {name}", "created_at": "2035-01-01"}
+        (folder / "corpus.jsonl").write_text(lines(*corpus, own))
+        (folder / "queries.jsonl").write_text(
+            lines(*({"id": topic, "text": f"{topic} rules", "as_of": "2026-01-31"} for topic in TOPICS))
+        )
+        (folder / "qrels.tsv").write_text("".join(f"{topic}\t{topic}-{wanted}\t1\n" for topic in TOPICS))
+        made.append(folder)
+    yield made[0], made[1]
+    for folder in made:
+        name = evaluating.collection_name(read_set(folder))
+        service.client.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
+TEXT = json.dumps({"routes": [{"kind": "text"}], "decay": "off"})
+
+
+def tune(service: Running, tmp_path: Path, *given: str) -> Any:
+    common = ("--url", service.url, "--data", str(tmp_path / "data"), "-p", TEXT, "--only", "decay")
+    return CliRunner().invoke(
+        cli.app, ["tune", *given, *common], prog_name="halflife", env={"COLUMNS": "160"}
+    )
+
+
+@pytest.mark.node
+def test_a_profile_is_found_stored_and_reported(
+    service: Running, sets: tuple[Path, Path], tmp_path: Path
+) -> None:
+    news, _ = sets
+    own = evaluating.collection_name(read_set(news))
+    out, page = tmp_path / "best.json", tmp_path / "report.html"
+    options = ("--out", str(out), "--report", str(page), "--store", "recent", "--into", own, "--trials", "12")
+    told = tune(service, tmp_path, str(news), *options)
+    assert told.exit_code == 0, told.output
+    assert "Take it: it gains" in told.output
+    assert "held out" in told.output
+    profile = json.loads(out.read_text())
+    assert profile["decay"] != "off"
+    html = page.read_text()
+    assert html.count("<svg") >= 3
+    assert "http" not in html.replace("http://127", "")
+    stored = service.client.get(f"/v1/collections/{own}").json()["profiles"]["recent"]
+    assert stored["decay"]["half_life"]
+    body = {
+        "collection": own,
+        "query": "kettle rules",
+        "as_of": "2026-01-31",
+        "top_k": 1,
+        "profile": "recent",
+    }
+    [hit] = service.client.post("/v1/search", json=body).json()["hits"]
+    assert hit["id"] == "kettle-new"
+    # The same command goes on: all trials are there already, and the first is the start.
+    again = json.loads(tune(service, tmp_path, str(news), "--trials", "12", "--json").stdout)
+    assert (again["trials"], again["profile"]) == (12, profile)
+    assert again["sets"]["news"]["training"]["queries"] + again["sets"]["news"]["held_out"]["queries"] == 8
+
+
+@pytest.mark.node
+def test_what_a_guard_would_pay_for_is_not_proposed(
+    service: Running, sets: tuple[Path, Path], tmp_path: Path
+) -> None:
+    news, past = sets
+    out = tmp_path / "best.json"
+    told = tune(
+        service, tmp_path, str(news), "--guard", str(past), "--trials", "6", "--json", "--out", str(out)
+    )
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    # Each gain on the one is a loss on the other.
+    assert (found["take"], found["profile"], found["best"]["training_gain"]) == (False, None, 0.0)
+    assert not out.exists()
+
+
+@pytest.mark.node
+def test_ctrl_c_keeps_what_was_found(
+    service: Running, sets: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news, _ = sets
+    real, asked = evaluating.rank, []
+
+    def rank(*given: Any, **more: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return real(*given, **more)
+
+    monkeypatch.setattr(evaluating, "rank", rank)
+    told = tune(service, tmp_path, str(news), "--trials", "30", "--json")
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert (found["interrupted"], 1 <= found["trials"] < 30) == (True, True)
+
+
+def test_wrong_use_is_told(tmp_path: Path) -> None:
+    run = CliRunner()
+    for options, said in (
+        (["--only", "windows"], "'windows' is none of"),
+        (["--metric", "speed"], "'speed' is none of"),
+        (["--store", "x"], "--into COLLECTION"),
+    ):
+        told = run.invoke(cli.app, ["tune", str(tmp_path), *options], env={"COLUMNS": "200"})
+        assert (told.exit_code, said in told.output) == (2, True), told.output
