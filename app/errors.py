@@ -164,6 +164,14 @@ class RerankerFailed(HalflifeError):
     title = "The reranker's answer can't be used"
 
 
+class RewriterFailed(HalflifeError):
+    """The chat model that rewrites queries failed or answered something unusable."""
+
+    status = 502
+    code = "rewriter-failed"
+    title = "The rewriter's answer can't be used"
+
+
 class Unauthorized(HalflifeError):
     """No key came with the request, or one that is not known."""
 

@@ -34,6 +34,7 @@ from app.limits import Limits as RequestLimits
 from app.metering import Metering
 from app.models import Collection
 from app.reranking import Reranker
+from app.rewriting import Rewriter
 from app.sandbox import Bounds, Sandbox
 from app.search import Doors
 from app.searchlog import SearchLog
@@ -74,6 +75,9 @@ def create_app(settings: Settings) -> FastAPI:
             reranker = _reranker(settings)
             if reranker is not None:
                 opened.push_async_callback(reranker.close)
+            rewriter = _rewriter(settings)
+            if rewriter is not None:
+                opened.push_async_callback(rewriter.close)
             sandbox = _sandbox(settings)
             opened.callback(sandbox.close)
             service = await _start(
@@ -82,6 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
                 embedder=embedder,
                 embedders=embedders,
                 reranker=reranker,
+                rewriter=rewriter,
                 sandbox=sandbox,
             )
             service.keyed = keys is not None
@@ -241,6 +246,18 @@ class Embedders:
             await embedder.close()
 
 
+@_explained("REWRITE")
+def _rewriter(settings: Settings) -> Rewriter | None:
+    if settings.rewrite_url is None:
+        return None
+    return Rewriter.connect(
+        url=settings.rewrite_url,
+        model=settings.rewrite_model,
+        api_key=_plain(settings.rewrite_key),
+        timeout_s=settings.rewrite_timeout_s,
+    )
+
+
 @_explained("RERANK")
 def _reranker(settings: Settings) -> Reranker | None:
     if settings.rerank_url is None:
@@ -301,6 +318,7 @@ async def _start(
     embedder: Embedder,
     embedders: Embedders,
     reranker: Reranker | None,
+    rewriter: Rewriter | None,
     sandbox: Sandbox,
 ) -> Service:
     """Return the service, everything it needs having answered and fitting together."""
@@ -325,6 +343,7 @@ async def _start(
         embedder=embedder,
         embedder_of=lambda collection: embedders.of(collection) or embedder,
         reranker=reranker,
+        rewriter=rewriter,
         cursor_secrets=[secret.encode() if secret else secrets.token_bytes(32)],
         timeout_s=_budget_s(settings),
         embed_within_s=settings.embedding_query_timeout_s,
@@ -341,7 +360,11 @@ async def _start(
         sandbox=sandbox,
         touches=touches,
         watch=Watch(
-            cluster=cluster, embedder=embedder, reranker=reranker, touches_waiting=lambda: touches.waiting
+            cluster=cluster,
+            embedder=embedder,
+            reranker=reranker,
+            rewriter=rewriter,
+            touches_waiting=lambda: touches.waiting,
         ),
         log_queries=settings.log_queries,
         now=_now,

@@ -586,6 +586,26 @@ HIT_NAMES = (
 """What `fields` of a search may name."""
 
 
+MAX_REWRITE_QUERIES = 4
+
+
+class RewriteOptions(Value):
+    """What a chat model shall make of the query; each part becomes routes of its own."""
+
+    keywords: bool = Field(False, description="A text route of the words that matter.")
+    expansion: bool = Field(False, description="A text route of other words that documents may use.")
+    queries: Annotated[Whole, Field(ge=0, le=MAX_REWRITE_QUERIES)] = Field(
+        0, description="So many other ways to ask, a route of each kind that the search has for each."
+    )
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(0.5, description="Of each route that it adds.")
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not (self.keywords or self.expansion or self.queries):
+            raise invalid("asks for nothing: set `keywords` or `expansion` to true, or `queries` to a number")
+        return self
+
+
 class Search(Query):
     """One search, whole."""
 
@@ -628,6 +648,13 @@ class Search(Query):
     valid_time: Literal["only", "any"] = Field(
         "only",
         description="only: documents with start_date/end_date must be true at the origin; any: they need not.",
+    )
+    rewrite: RewriteOptions | None = Field(
+        None, description="Let a chat model widen the search; refused where none is configured."
+    )
+    suggest: bool | None = Field(
+        None,
+        description="Spelling suggestions: true: always looked for; false: never; left out: where a text route finds nothing.",
     )
     synonyms: bool = Field(
         True, description="Let the collection's synonyms widen what the text routes look for."
@@ -679,6 +706,21 @@ class Search(Query):
         if self.rerank and self.rerank.top_n is not None and self.rerank.top_n > self.rerank.candidates:
             raise invalid("`rerank.top_n` is more than `rerank.candidates`")
         return self
+
+
+class Rewriting(Value):
+    """What a chat model made of a query."""
+
+    keywords: list[str] = Field(default_factory=list)
+    expansion: list[str] = Field(default_factory=list)
+    queries: list[str] = Field(default_factory=list)
+
+
+class Suggestion(Value):
+    """The query with words spelled as the collection has them."""
+
+    text: str
+    score: float = Field(description="How alike the replaced words are, from 0 to 1.")
 
 
 class Wording(Value):
@@ -1473,6 +1515,11 @@ class SearchResult(Value):
     search_id: str | None = Field(None, description="Where the search is logged: what feedback refers to.")
     rewrites: list[Rewrite] | None = Field(
         None, description="What was searched for beside the query's own words; left out where nothing was."
+    )
+
+    suggestions: list[Suggestion] | None = Field(
+        None,
+        description="Other spellings of the query that documents within its filters have, the likeliest first.",
     )
 
     @model_serializer(mode="wrap")

@@ -44,6 +44,10 @@ SEARCH_EXAMPLES: dict[str, dict[str, Any]] = {
             "fusion": {"method": "rrf", "rank_constant": 60, "window": 100},
         },
     },
+    "suggest": {
+        "summary": "With spelling suggestions, and without synonyms",
+        "value": {"collection": "handbook", "query": "anual leeve", "suggest": True, "synonyms": False},
+    },
     "batch": {
         "summary": "Several queries at once",
         "value": {

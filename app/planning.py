@@ -12,6 +12,7 @@ from app import decay, fields, filters, queries, supersession, synonyms
 from app.errors import InvalidRequest
 from app.models import (
     DEFAULT_WINDOW,
+    MAX_ROUTES,
     Collection,
     Decay,
     DecayStrength,
@@ -22,6 +23,7 @@ from app.models import (
     Ranked,
     ResolvedDecay,
     Rewrite,
+    Rewriting,
     Route,
     RouteKind,
     Search,
@@ -128,6 +130,8 @@ class Plan:
         profile = _profile(self.search, self.collection)
         request = self.search.model_dump(mode="json", exclude_unset=True)
         request.pop("profile", None)
+        # Its routes stand among the request's: no page after the first asks the model again.
+        request.pop("rewrite", None)
         chosen = profile.decay if self.search.decay is None else self.search.decay
         request["decay"] = (
             chosen.model_dump(mode="json", exclude_none=True)
@@ -307,6 +311,64 @@ def _worded(search: Search, collection: Collection, routes: Sequence[PlannedRout
         for told in synonyms.told(text, found):
             rewrites.setdefault((told.of, *told.texts), told)
     return Pinned(wordings, tuple(rewrites.values())), left_out
+
+
+def rewritten(plan: Plan, found: Rewriting, *, forced: Sequence[dict[str, Any]], model: str) -> Plan:
+    """Return the plan with the routes of what a model made of its query: of the kinds that the search has already."""
+    wanted = plan.search.rewrite
+    assert wanted is not None
+    kinds = {"vector" if route.needs_vector else "text" for route in plan.routes}
+    if plan.search.query_vector is not None:
+        kinds.discard(
+            "vector"
+        )  # that vector is of other words, and routes that need one of their own are refused
+    taken = {route.name for route in plan.routes}
+    routes = [route.asked for route in plan.routes]
+    rewrites: list[Rewrite] = []
+    left_out = False
+
+    def add(kind: Literal["keywords", "expansion", "query"], texts: list[str], *as_kinds: RouteKind) -> None:
+        nonlocal left_out
+        names: list[str] = []
+        for as_kind in as_kinds:
+            if as_kind not in kinds or not texts:
+                continue
+            if len(routes) == MAX_ROUTES:
+                left_out = True
+                continue
+            stem = f"rewrite_{as_kind}" if kind == "query" else f"rewrite_{kind}"
+            name = next(
+                each for n in range(1, 100) if (each := stem if n == 1 else f"{stem}_{n}") not in taken
+            )
+            taken.add(name)
+            names.append(name)
+            routes.append(Route(kind=as_kind, name=name, weight=wanted.weight, query=" ".join(texts)))
+        if names:
+            rewrites.append(
+                Rewrite(source="model", kind=kind, of=plan.search.query, texts=texts, routes=names)
+            )
+
+    add("keywords", found.keywords, "text")
+    add("expansion", found.expansion, "text")
+    for query in found.queries:
+        add("query", [query], "text", "vector")
+    planned = make_plan(
+        plan.search.model_copy(update={"routes": routes}),
+        collection=plan.collection,
+        now_ms=plan.origin_ms,
+        forced=forced,
+    )
+    warnings = (
+        [] if rewrites else [f"the model {model} made nothing of this query that could be searched for"]
+    )
+    if left_out:
+        warnings.append(f"a search has at most {MAX_ROUTES} routes: some rewritings are left out")
+    return replace(
+        planned,
+        ranked=plan.ranked,
+        rewrites=(*planned.rewrites, *rewrites),
+        warnings=(*dict.fromkeys((*planned.warnings, *warnings)),),
+    )
 
 
 def _feedback(search: Search, profile: Profile) -> FeedbackOptions | None:

@@ -48,6 +48,8 @@ class Run:
     failure: HalflifeError | None = None
     index: str | None = None
     """The index that hits came from; another than the plan's where any did."""
+    unwritten: HalflifeError | None = None
+    """Why the query was not rewritten, where it should be."""
     doomed: HalflifeError | None = None
     """Why no answer of any route could be used."""
 

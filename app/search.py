@@ -4,6 +4,7 @@ Ranking within a route, decay included, is Elasticsearch's; here lists are fused
 Never reads settings or the clock: both come in.
 """
 
+import asyncio
 import base64
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,12 +16,22 @@ from typing import Any, cast
 import numpy as np
 from pydantic import ValidationError
 
-from app import catalog, decay, experiments, fields, names, observing, queries
+from app import catalog, decay, experiments, fields, names, observing, queries, spelling
 from app import cursor as cursors
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
-from app.models import Collection, Hit, Ranked, RecencyDecision, RouteHit, RouteStatus, Search, SearchResult
+from app.models import (
+    Collection,
+    Hit,
+    Ranked,
+    RecencyDecision,
+    RouteHit,
+    RouteStatus,
+    Search,
+    SearchResult,
+    Suggestion,
+)
 from app.planning import (
     Pinned,
     Plan,
@@ -31,12 +42,14 @@ from app.planning import (
     measure_body,
     pool_body,
     read_route,
+    rewritten,
     route_body,
     shown,
 )
 from app.ratings import Ratings
 from app.recall import PIT_KEEP_ALIVE_S, Run, fatal, in_background, located, longest, recall
 from app.reranking import Reranker
+from app.rewriting import Rewriter
 from app.stages import (
     Placed,
     adapted,
@@ -54,8 +67,12 @@ from app.stages import (
 from app.times import format_instant, from_ms, parse_instant, to_ms
 
 DEFAULT_TIMEOUT_S = 10.0
+REWRITE_SHARE = 0.5
+"""Of a search's time, what rewriting the query may take."""
 CLUSTER_EXPLAINED = 10
 """Documents of a page whose explanation by the cluster is asked for: each is a tree of some kilobytes per route."""
+SUGGEST_LEFT_S = 0.1
+"""With less time left spelling is not looked up."""
 MOST_LISTS = 512
 """Searches that one request may send to the cluster at once."""
 IDS_AT_ONCE = 5_000
@@ -74,6 +91,7 @@ class Doors:
     embed_within_s: float = 2.0
     embedder_of: Callable[[Collection], Embedder] | None = None
     """The embedder whose vectors a collection's are; `embedder` for all if left out."""
+    rewriter: Rewriter | None = None
     touch_ahead_s: float = 366 * 86_400.0
     votes: Callable[[str, str, datetime | None, str | None], Awaitable[Ratings | None]] | None = None
     """A collection's ratings under a query, as of an instant (None: about now), by one key's votes alone if it is named;
@@ -113,6 +131,7 @@ async def search(
         try:
             plan = plan_of(request, collection=collection, caller=caller, now_ms=now_ms)
             check_reranker(request, doors)
+            check_rewriter(request, doors)
             _check_touch(request, doors=doors, now_ms=now_ms)
         except HalflifeError as error:
             runs.append(error)
@@ -121,6 +140,7 @@ async def search(
         runs.append(
             Run(plan=plan, offset=0, deadline=started + budget, pit=None, warnings=list(plan.warnings))
         )
+    await asyncio.gather(*(rewrite(run, doors=doors, caller=caller) for run in runs if isinstance(run, Run)))
     asked = sum(len(run.plan.routes) * (1 + len(run.plan.tails)) for run in runs if isinstance(run, Run))
     if asked > MOST_LISTS:
         raise InvalidRequest(
@@ -171,6 +191,37 @@ def _check_touch(request: Search, *, doors: Doors, now_ms: int) -> None:
                 field="touch",
                 remedy="drop `touch` or `as_of`; for a virtual clock that runs ahead set HALFLIFE_TOUCH_AHEAD_S",
             )
+
+
+def check_rewriter(request: Search, doors: Doors) -> None:
+    """Raise InvalidRequest if the request shall be rewritten and nothing is there to do it."""
+    if request.rewrite is not None and doors.rewriter is None:
+        raise InvalidRequest(
+            "no chat model is configured to rewrite queries",
+            field="rewrite",
+            remedy="set HALFLIFE_REWRITE_URL and HALFLIFE_REWRITE_MODEL, or drop `rewrite`",
+        )
+
+
+@observing.staged("rewrite")
+async def rewrite(run: Run, *, doors: Doors, caller: Caller) -> None:
+    """Widen the run's plan by what the chat model makes of its query; a failing model leaves it as it is, and is told.
+
+    It gets at most `REWRITE_SHARE` of the time left, so that the search itself has the rest.
+    """
+    wanted = run.plan.search.rewrite
+    if wanted is None or doors.rewriter is None:
+        return
+    try:
+        found = await doors.rewriter.rewrite(
+            run.plan.search.query, wanted, deadline_s=run.remaining_s() * REWRITE_SHARE
+        )
+        before = run.plan
+        run.plan = rewritten(before, found, forced=caller.forced, model=doors.rewriter.model)
+        run.warnings += [warning for warning in run.plan.warnings if warning not in run.warnings]
+    except HalflifeError as error:
+        run.unwritten = error
+        run.degrade(f"not rewritten, the query's own words are searched: {error.detail}", error)
 
 
 def check_reranker(request: Search, doors: Doors) -> None:
@@ -235,6 +286,9 @@ async def _answer(
     try:
         opened = await recall_where_it_is(live, doors=doors, caller=caller)
         finished = await _finish(live, doors=doors, caller=caller)
+        suggested = await suggest(
+            [run for run in live if isinstance(finished[id(run)], _Outcome)], doors=doors, caller=caller
+        )
         answers: list[SearchResult | HalflifeError] = []
         for entry in entries:
             if isinstance(entry, HalflifeError):
@@ -246,7 +300,9 @@ async def _answer(
                 continue
             cursor = _next_cursor(entry, outcome, doors=doors, caller=caller, now_ms=now_ms)
             keep = keep or cursor is not None
-            answers.append(_result(entry, outcome, cursor=cursor, started=started))
+            answers.append(
+                _result(entry, outcome, cursor=cursor, started=started, suggested=suggested.get(id(entry)))
+            )
         return answers
     finally:
         if opened is not None and not keep:
@@ -281,8 +337,11 @@ async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -
             pit=run.pit,
             warnings=[*plan.warnings, *(warning for warning in run.warnings if warning == NO_VOTES)],
         )
+        fresh.unwritten = run.unwritten
         for item in dataclass_fields(Run):
             setattr(run, item.name, getattr(fresh, item.name))
+        if (error := run.unwritten) is not None:
+            run.degrade(f"not rewritten, the query's own words are searched: {error.detail}", error)
     return await _recall(live, doors=doors, caller=caller) or opened
 
 
@@ -662,7 +721,71 @@ async def _account_of_cluster(runs: Sequence[tuple[Run, _Outcome]], *, doors: Do
             )
 
 
-def _result(run: Run, outcome: _Outcome, *, cursor: str | None, started: float) -> SearchResult:
+def _wants_suggestions(run: Run) -> bool:
+    chosen = run.plan.search.suggest
+    if chosen is not None or run.offset > 0:
+        return bool(chosen) and run.offset == 0
+    # Routes within a window of dates, or with other words, finding nothing tells of no misspelling.
+    totals = [
+        answer.total.value
+        for route in run.plan.routes
+        if route.kind == "text" and route.text == run.plan.search.query
+        and (answer := run.answers.get(route.name)) is not None
+        and answer.total is not None
+    ]  # fmt: skip
+    return bool(totals) and not any(totals)
+
+
+async def suggest(runs: Sequence[Run], *, doors: Doors, caller: Caller) -> dict[int, list[Suggestion]]:
+    """Return, per run that wants them, other spellings of its query that documents within its filters have.
+
+    A failure costs the suggestions alone: a warning says so.
+    """
+    wanted = [run for run in runs if _wants_suggestions(run)]
+    made: dict[int, list[Suggestion]] = {id(run): [] for run in wanted}
+    asked = [
+        (run, words)
+        for run in wanted
+        if (words := spelling.words_of(run.plan.search.query)) and run.remaining_s() > SUGGEST_LEFT_S
+    ]
+
+    async def answers(
+        searches: list[tuple[Run, dict[str, Any]]],
+    ) -> Sequence[dict[str, Any] | HalflifeError]:
+        try:
+            return await _search_all(searches, doors=doors, caller=caller)
+        except HalflifeError as error:
+            return [error] * len(searches)
+
+    def failed(run: Run, error: HalflifeError) -> None:
+        run.warnings.append(f"no spelling suggestions: {error.detail}")
+        del made[id(run)]
+
+    counting: list[tuple[Run, list[spelling.Misspelt]]] = []
+    bodies = [(run, spelling.suggest_body(words)) for run, words in asked]
+    for (run, words), answer in zip(asked, await answers(bodies), strict=True):
+        if isinstance(answer, HalflifeError):
+            failed(run, answer)
+        elif found := spelling.read_candidates(words, answer):
+            counting.append((run, found))
+    bodies = [(run, spelling.count_body(found, filters=run.plan.filters)) for run, found in counting]
+    for (run, found), answer in zip(counting, await answers(bodies), strict=True):
+        if isinstance(answer, HalflifeError):
+            failed(run, answer)
+        else:
+            made[id(run)] = spelling.suggestions(run.plan.search.query, found, answer)
+    asked_for = {id(run) for run in wanted if run.plan.search.suggest}
+    return {key: found for key, found in made.items() if found or key in asked_for}
+
+
+def _result(
+    run: Run,
+    outcome: _Outcome,
+    *,
+    cursor: str | None,
+    started: float,
+    suggested: list[Suggestion] | None = None,
+) -> SearchResult:
     plan = run.plan
     observing.answered(candidates=len(outcome.order), degraded=run.degraded, hits=len(outcome.page))
     warnings = list(dict.fromkeys(run.warnings))
@@ -695,6 +818,7 @@ def _result(run: Run, outcome: _Outcome, *, cursor: str | None, started: float) 
         if run.recency is None
         else RecencyDecision(mode=run.recency.mode, reason=run.recency.reason),
         rewrites=list(plan.rewrites) or None,
+        suggestions=suggested,
     )
 
 

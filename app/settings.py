@@ -165,6 +165,14 @@ class Settings(BaseSettings):
     )
     rerank_timeout_s: float = Field(5.0, gt=0, le=60, description="Longest wait for it in one search.")
 
+    rewrite_url: str | None = Field(
+        None,
+        description="A chat model that rewrites queries where a search asks for it: any OpenAI-compatible server, up to where `/chat/completions` is appended.",
+    )
+    rewrite_model: str = Field("", description="Its model's name.")
+    rewrite_key: SecretStr | None = Field(None, description="Its key.")
+    rewrite_timeout_s: float = Field(3.0, gt=0, le=60, description="Longest wait for one rewriting.")
+
     host: str = Field("127.0.0.1", description="Address the API listens on.")
     port: int = Field(8080, ge=0, le=65535, description="Port the API listens on.")
     cursor_secret: SecretStr | None = Field(

@@ -16,6 +16,7 @@ from app.embedding import Embedder
 from app.errors import ClusterUnavailable, HalflifeError, NotFound
 from app.guarding import Guard
 from app.reranking import Reranker
+from app.rewriting import Rewriter
 
 Json = dict[str, Any]
 
@@ -36,10 +37,12 @@ class Watch:
         embedder: Embedder,
         reranker: Reranker | None,
         touches_waiting: Callable[[], int],
+        rewriter: Rewriter | None = None,
     ) -> None:
         self._cluster = cluster
         self._embedder = embedder
         self._reranker = reranker
+        self._rewriter = rewriter
         self._touches_waiting = touches_waiting
         self._lag_s = 0.0
         self._counted: set[str] = set()
@@ -49,7 +52,7 @@ class Watch:
     @property
     def guards(self) -> list[Guard]:
         """The guards of all dependencies."""
-        doors = (self._cluster, self._embedder, self._reranker)
+        doors = (self._cluster, self._embedder, self._reranker, self._rewriter)
         return [door.guard for door in doors if door is not None]
 
     def start(self) -> None:
@@ -80,9 +83,10 @@ class Watch:
         )
         checks["elasticsearch"] = {**found[0], **self._cluster.guard.told()}
         checks["embedder"] = {**found[1], **self._embedder.guard.told()}
-        if self._reranker is not None:
-            told = self._reranker.guard.told()
-            checks["reranker"] = {"status": "ok" if told["breaker"] == "closed" else "failed", **told}
+        for name, door in (("reranker", self._reranker), ("rewriter", self._rewriter)):
+            if door is not None:
+                told = door.guard.told()
+                checks[name] = {"status": "ok" if told["breaker"] == "closed" else "failed", **told}
         if keys_fault is not None:
             checks["keys"] = {
                 "status": "failed",

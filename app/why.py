@@ -31,11 +31,13 @@ from app.search import (
     Doors,
     budget_s,
     check_reranker,
+    check_rewriter,
     fetch,
     fetch_compared,
     measure,
     plan_of,
     recall_where_it_is,
+    rewrite,
     with_votes,
 )
 from app.stages import Placed, adapted, after_fusion, fuse, needed, rated
@@ -56,9 +58,11 @@ async def why(
     search = Search.model_validate(request.model_dump(exclude={"id"}, exclude_unset=True, by_alias=True))
     plan = plan_of(search, collection=collection, caller=caller, now_ms=now_ms)
     check_reranker(search, doors)
-    plan = await with_votes(plan, doors=doors, caller=caller)
+    check_rewriter(search, doors)
     budget = budget_s(search, doors=doors, caller=caller)
     run = Run(plan=plan, offset=0, deadline=time.monotonic() + budget, pit=None, warnings=list(plan.warnings))
+    await rewrite(run, doors=doors, caller=caller)
+    run.plan = await with_votes(run.plan, doors=doors, caller=caller)
     pit = await recall_where_it_is([run], doors=doors, caller=caller)
     try:
         failure = fatal(run)

@@ -566,6 +566,17 @@ def search(
             "--explain", help="Also what routes that missed a hit give it, and the requests for Kibana."
         ),
     ] = False,
+    suggest: Annotated[
+        bool,
+        typer.Option("--suggest", help="Look for other spellings. Default: where the words find nothing."),
+    ] = False,
+    rewrite: Annotated[
+        bool,
+        typer.Option(
+            "--rewrite",
+            help="Let the service's chat model widen it: keywords, expansion, two other wordings. For others: --body.",
+        ),
+    ] = False,
     url: UrlOption = None,
     key: KeyOption = None,
     data: DataOption = None,
@@ -592,6 +603,10 @@ def search(
     )
     if explain:
         request["explain"] = True
+    if suggest:
+        request["suggest"] = True
+    if rewrite:
+        request.setdefault("rewrite", {"keywords": True, "expansion": True, "queries": 2})
     with Client(find_url(url, data_folder(data)), key=key) as client:
         answer = client.search(request)
     if as_json:
@@ -599,6 +614,8 @@ def search(
     else:
         out = table.console()
         out.print(table.results(answer, query=query, collection=collection, width=out.width))
+        for text in table.widened(answer):
+            out.print(text, markup=False, soft_wrap=True)
         for text in table.requests(answer) if explain else ():
             out.print(f"\n{text}", markup=False, soft_wrap=True)
     return DEGRADED if answer.get("degraded") else 0

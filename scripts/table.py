@@ -5,7 +5,7 @@ Takes the API's JSON and draws with rich; computes nothing the API said already,
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -47,6 +47,14 @@ def results(
         table.add((str(number), score(hit["score"])), hit, shown=_document(hit))
     parts += [table.drawn, Text("; ".join(_totals(answer)), style="dim")]
     return Group(*parts)
+
+
+def widened(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each thing that was searched for beside the query's words, and for each other spelling."""
+    for told in answer.get("rewrites") or ():
+        yield f"{told['kind']}: {told['of']} → {', '.join(told['texts'])}"
+    for suggestion in answer.get("suggestions") or ():
+        yield f"did you mean: {suggestion['text']}"
 
 
 def requests(answer: Json) -> Iterable[str]:

@@ -350,3 +350,30 @@ class RerankServer(FarEnd):
         if self.form == "tei":
             return Reply(body=ranked)
         return Reply(body={"id": "r", "results": ranked[: seen.body.get("top_n") or len(ranked)]})
+
+
+# --- a chat model --------------------------------------------------------------------------------------------
+
+
+class ChatServer(FarEnd):
+    """Plays an OpenAI-compatible chat server whose model says `said` (JSON unless text); refuses fields in `refuses`."""
+
+    def __init__(self, said: Any, *, refuses: Sequence[str] = ()) -> None:
+        super().__init__(self._complete)
+        self.said = said
+        self.refuses = tuple(refuses)
+
+    @property
+    def base_url(self) -> str:
+        """What a rewriter is configured with."""
+        return self.url + "/v1"
+
+    def _complete(self, seen: Seen) -> Reply:
+        if seen.path != "/v1/chat/completions" or seen.method != "POST":
+            return openai_error(404, f"no such path: {seen.path}")
+        for name in self.refuses:
+            if name in seen.body:
+                return openai_error(400, f"Unsupported parameter: '{name}'", param=name)
+        content = self.said if isinstance(self.said, str) else json.dumps(self.said, ensure_ascii=False)
+        message = {"role": "assistant", "content": content}
+        return Reply(body={"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})

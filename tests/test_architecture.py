@@ -109,6 +109,7 @@ ROOMS = (
             "queries": "request bodies out of requests",
             "decay": "the arithmetic of age and its function_score",
             "filters": "the filter language and its translation",
+            "spelling": "the suggester's words, counted within filters and made into queries",
             # Apart from `queries`, which writes bodies: this reads rules and texts, and knows no field.
             "synonyms": "a collection's synonyms, found in a query and made into other wordings of it",
             "ratings": "votes on hits made one bounded factor per document",
@@ -129,6 +130,8 @@ ROOMS = (
             "elastic": "the only importer of the Elasticsearch client; translates its errors once",
             "embedding": "the only importer of openai; vectors checked before anyone sees them",
             "reranking": "the only speaker of the rerank HTTP forms",
+            # Not in `embedding`, which reads vectors: another server, model, key and answer.
+            "rewriting": "the only speaker of chat completions: a query's keywords, expansions, other wordings",
         },
     ),
     # Below the doors, which share them: what every dependency's calls pass, and where everything that is measured is named.
@@ -159,7 +162,7 @@ DOORS = {
     "elastic_transport": {"elastic"},
     "openai": {"embedding"},
     # openai takes an httpx2 client for its timeouts and transport, so that door needs both.
-    "httpx2": {"embedding", "reranking"},
+    "httpx2": {"embedding", "reranking", "rewriting"},
     "fastapi": {"main", "api", "compat", "edge", "openapi"},
     "starlette": {"main", "api", "compat", "edge", "openapi"},
     "uvicorn": {"main"},

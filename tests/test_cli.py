@@ -528,6 +528,22 @@ def test_a_collection_is_deleted_only_when_its_name_is_given_again() -> None:
     ]
 
 
+def test_a_search_asks_for_spellings_and_rewriting_and_tells_them() -> None:
+    answer = {
+        "origin": "2026-01-31T00:00:00.000Z", "took_ms": 1, "degraded": False, "warnings": [], "cursor": None,
+        "routes": {}, "hits": [],
+        "rewrites": [{"source": "model", "kind": "query", "of": "leeve", "texts": ["vacation"], "routes": ["rewrite_text"]}],
+        "suggestions": [{"text": "leave", "score": 0.8}],
+    }  # fmt: skip
+    with FarEnd(lambda _: Reply(body=answer)) as api:
+        told = run("search", "leeve", "-c", "shop", "--suggest", "--rewrite", "--url", api.url)
+    assert told.exit_code == 0, told.output
+    assert "did you mean: leave" in told.stdout
+    assert "query: leeve → vacation" in told.stdout
+    assert api.requests[0].body["suggest"] is True
+    assert api.requests[0].body["rewrite"] == {"keywords": True, "expansion": True, "queries": 2}
+
+
 SYNONYMS = {
     "collection": "shop",
     "synonyms_set": [{"synonyms": "car, auto"}, {"id": "k", "synonyms": "k8s => kubernetes"}],
