@@ -38,6 +38,11 @@ class Report:
         """Tell whether anything was written."""
         return any(r is not None and r.status in ("created", "updated", "deleted") for r in self._results)
 
+    @property
+    def unchanged(self) -> bool:
+        """Tell whether anything was found stored already as sent."""
+        return any(r is not None and r.status == "unchanged" for r in self._results)
+
     def put(self, position: int, result: ItemResult) -> None:
         self._results[position] = result
 

@@ -129,7 +129,8 @@ class Indexer:
                     await self._store(writer, items, part, report, when, within)
 
             await _all(store(part) for part in parts)
-        if refresh != "false" and len(slices) > 1 and report.stored:
+        # What was not written anew may have been written a moment ago, without a refresh.
+        if refresh != "false" and ((len(slices) > 1 and report.stored) or report.unchanged):
             await self._show(writer, report)
         return report.result()
 
@@ -558,7 +559,7 @@ class Indexer:
                 if vector is None:
                     error = embedded.errors[at]
                     break
-                chunks.append({**chunk, "embedding": pack_vector(vector)})
+                chunks.append({**chunk, "embedding": pack_vector(_measured_alike(vector, target.collection))})
             body.sources[target.space] = error or ({**source, fields.CHUNKS: chunks} if chunks else source)
 
     async def delete_matching(

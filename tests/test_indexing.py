@@ -256,6 +256,15 @@ async def test_the_same_again_is_unchanged_and_costs_neither_embedding_nor_write
     assert len(world.server.requests) == asked + 1, "only the new one was embedded"
 
 
+async def test_what_is_unchanged_is_made_visible_where_that_is_asked_for(world: World) -> None:
+    await world.cluster.put_settings(world.collection.index, {"index": {"refresh_interval": "-1"}})
+    await world.upsert(FIRST)
+    assert await world.ids() == []
+    [item] = (await world.upsert(FIRST, refresh="wait_for")).items
+    assert item.status == "unchanged"
+    assert await world.ids() == ["a"]
+
+
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED.keys())
 async def test_whatever_differs_is_written(world: World, change: dict[str, Any]) -> None:
     await world.upsert(FIRST)
