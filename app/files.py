@@ -83,6 +83,8 @@ async def store(
         try:
             stored = await upsert([draft.document for _, _, draft in sent])
         except InvalidRequest as error:
+            if "items" not in error.members:
+                raise  # nothing was looked at: there are too many for one request
             stored = BulkResult.model_validate({key: error.members[key] for key in ("items", "failed")})
         for (position, upload, draft), item in zip(sent, stored.items, strict=True):
             results[position] = FileItemResult(

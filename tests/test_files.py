@@ -6,15 +6,19 @@ import threading
 import time
 import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
 import pytest
 
-from app.errors import UnreadableFile
+from app import files
+from app.drafts import Names
+from app.errors import LimitExceeded, UnreadableFile
 from app.extracting import Limits
+from app.limits import Limits as RequestLimits
+from app.models import BulkResult
 from app.sandbox import Bounds, Sandbox
 from app.settings import Settings
 from tests.fakes import EmbeddingServer
@@ -224,6 +228,16 @@ def bomb(size: int) -> bytes:
         for name in whole.namelist():
             archive.writestr(name, b" " * size if name == "word/document.xml" else whole.read(name))
     return out.getvalue()
+
+
+async def test_more_rows_than_one_request_may_hold_is_told_as_that_limit():
+    async def refuse(items: Sequence[Any]) -> BulkResult:
+        RequestLimits(documents=1).check_items(items)
+        raise AssertionError("the limit let them through")
+
+    table = files.Upload("faq.csv", b"id,text\n1,one\n2,two\n", None, {})
+    with Sandbox(workers=1) as sandbox, pytest.raises(LimitExceeded, match="2 items at once"):
+        await files.store([table], names=Names(), sandbox=sandbox, upsert=refuse, now=datetime.now(UTC))
 
 
 def test_reading_that_takes_too_long_is_ended_and_the_next_file_is_read():
