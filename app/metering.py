@@ -16,6 +16,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 UNWATCHED: Final = frozenset({"/livez", "/readyz", "/metrics"})
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
+"""What stands in metrics and logs as it came: any word may be sent as a method, and each would be a series for good."""
 REFUSALS: Final = {
     401: "unauthorized", 403: "forbidden", 408: "too slow", 413: "too large", 429: "limited", 503: "shed",
 }  # fmt: skip
@@ -53,13 +55,14 @@ class Metering:
             route = getattr(scope.get("route"), "path_format", None)
             # Left before an answer: nginx' number for it.
             status = status or 499
-            observing.REQUESTS.labels(route or "none", scope["method"], str(status)).observe(took)
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            observing.REQUESTS.labels(route or "none", method, str(status)).observe(took)
             if route is None and status in REFUSALS:
                 observing.REFUSED.labels(REFUSALS[status]).inc()
             log.log(
-                logging.WARNING if status in (500, 502, 507) else logging.INFO, "%s %s %d in %.1f ms", scope["method"], route or "(no route)", status, took * 1000,
+                logging.WARNING if status in (500, 502, 507) else logging.INFO, "%s %s %d in %.1f ms", method, route or "(no route)", status, took * 1000,
                 extra={
-                    "method": scope["method"], "route": route, "status": status, "took_ms": round(took * 1000, 1),
+                    "method": method, "route": route, "status": status, "took_ms": round(took * 1000, 1),
                     "request_id": scope.get("state", {}).get("request_id"),
                 },
             )  # fmt: skip

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app import logs, observing
 from app.errors import InvalidRequest
+from app.metering import Metering
 from app.settings import Settings
 from scripts.stack import python_command
 from scripts.supervisor import free_port
@@ -199,6 +200,21 @@ def test_what_was_refused_before_any_route_has_no_path_in_its_labels(client):
         == before + 1
     )
     assert not any("somewhere" in value for _, labels in samples(client) for _, value in labels)
+
+
+async def test_methods_that_nobody_knows_make_no_series_of_their_own():
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 405, "headers": []})
+
+    async def nowhere(message: Any) -> None:
+        pass
+
+    for method in ("ONE", "TWO"):
+        scope = {"type": "http", "method": method, "path": "/", "state": {}}
+        await Metering(answer)(scope, answer, nowhere)
+    told = observing.exposition()[0].decode()
+    assert 'method="other"' in told
+    assert 'method="ONE"' not in told
 
 
 # --- spans -----------------------------------------------------------------------------------------------------------
