@@ -64,7 +64,7 @@ _REINDEX = "reindex the collection into a new index (`halflife reindex`)"
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
-    """An alias that every write of the current generation goes to, and the index behind it."""
+    """The alias that every write of the current generation goes to, and the index behind it."""
 
     alias: str
     index: str
@@ -77,7 +77,7 @@ class Known:
     """A collection and where it is written to: nowhere for the moment of a reindex' fence, then `fence` says so."""
 
     collection: Collection
-    targets: tuple[WriteTarget, ...]
+    target: WriteTarget | None
     fence: WriteTarget | None = None
     """A generation with a `b` and no `a`: writers wait, see `moves`."""
 
@@ -502,7 +502,7 @@ async def _found(cluster: Cluster, name: str, *, instead_of: HalflifeError) -> K
 
 
 async def get(cluster: Cluster, name: str) -> Known:
-    """Return the collection and its write targets, checked. Raises NotFound or SchemaMismatch."""
+    """Return the collection and its write target, checked. Raises NotFound or SchemaMismatch."""
     read = names.read_alias(name)
     aliases = await cluster.resolve_aliases(read, names.index_pattern(name))
     if read not in aliases:
@@ -524,11 +524,11 @@ async def get(cluster: Cluster, name: str) -> Known:
             remedy=f"add it again with POST /_aliases and {json.dumps({'filter': TOMBSTONES_HIDDEN})}",
         )
     mapping = (await cluster.get_mapping(index))[index]
-    targets = _targets(name, aliases)
+    target = _target(name, aliases)
     collection = read_collection(name, index, mapping)
-    if targets[0].slot == "b":
-        return Known(collection, (), fence=targets[0])
-    return Known(collection, targets)
+    if target.slot == "b":
+        return Known(collection, None, fence=target)
+    return Known(collection, target)
 
 
 def absent(name: str) -> NotFound:
@@ -536,8 +536,8 @@ def absent(name: str) -> NotFound:
     return NotFound(f"there is no collection `{name}`", remedy=f"create it with PUT /v1/collections/{name}")
 
 
-def _targets(name: str, aliases: Mapping[str, Mapping[str, Json]]) -> tuple[WriteTarget, ...]:
-    """Return the write targets of the newest generation."""
+def _target(name: str, aliases: Mapping[str, Mapping[str, Json]]) -> WriteTarget:
+    """Return the write alias of the newest generation: its `a`, or the `b` that stands alone behind a fence."""
     targets: list[WriteTarget] = []
     for alias, indices in aliases.items():
         parsed = names.parse_write_alias(alias)
@@ -554,8 +554,7 @@ def _targets(name: str, aliases: Mapping[str, Mapping[str, Json]]) -> tuple[Writ
             f"the collection `{name}` has no write alias",
             remedy=f"add `{names.write_alias(name, 1)}` to its index with POST /_aliases",
         )
-    newest = max(target.generation for target in targets)
-    return tuple(sorted((t for t in targets if t.generation == newest), key=lambda target: target.slot))
+    return min(targets, key=lambda target: (-target.generation, target.slot))
 
 
 async def list_collections(
@@ -760,7 +759,7 @@ class Catalog:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def get(self, name: str, *, fresh: bool = False) -> Known:
-        """Return the collection and its write targets. Raises NotFound or SchemaMismatch."""
+        """Return the collection and its write target. Raises NotFound or SchemaMismatch."""
         asked = self._clock()
         if not fresh and (known := self._remembered(name, asked - self._ttl_s)):
             return known

@@ -6,7 +6,7 @@ no collection and no reindex.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -61,7 +61,7 @@ async def pages(
     shard: int | None = None,
     foreign: bool = False,
     budget_s: float,
-) -> AsyncIterator[list[Hit]]:
+) -> AsyncGenerator[list[Hit], None]:
     """Yield documents in id order, in pages, as of one point in time; if that is lost, another goes on.
 
     `whole`: with everything in them, vectors too, and pages that stay below some MB; else ids and versions. `foreign`:

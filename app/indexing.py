@@ -144,11 +144,11 @@ class Indexer:
         within: Condition | None,
     ) -> None:
         """Check, cut, embed and write one slice of items with distinct ids."""
-        leading = await writer.leading()
+        target = await writer.target()
         pending: list[_Upsert] = []
         for position in part:
             try:
-                document, declared = documents.check_document(items[position], leading.collection)
+                document, declared = documents.check_document(items[position], target.collection)
                 if within is not None:
                     bare = documents.source(document, chunks=(), declared=declared, indexed_at="")
                     if not confined(within, bare):
@@ -160,7 +160,7 @@ class Indexer:
         rounds, until = 0, writer.deadline()
         while pending:
             try:
-                pending = await self._store_round(writer, pending, leading, report, refresh, within)
+                pending = await self._store_round(writer, pending, target, report, refresh, within)
             except Unavailable as error:
                 for item in pending:
                     report.fail(item.position, item.document.id, error)
@@ -175,7 +175,7 @@ class Indexer:
         self,
         writer: Writer,
         pending: Sequence["_Upsert"],
-        leading: Target,
+        target: Target,
         report: Report,
         refresh: RefreshWhen,
         within: Condition | None,
@@ -196,8 +196,8 @@ class Indexer:
                 report.fail(item.position, item.document.id, decision)
             else:
                 report.put(item.position, decision)
-        await self._reuse(writer, [write.payload for write in writes], leading)
-        unchanged = await self._unchanged(writer, [write.payload for write in writes], leading)
+        await self._reuse(writer, [write.payload for write in writes], target)
+        unchanged = await self._unchanged(writer, [write.payload for write in writes], target)
         for item in unchanged:
             assert item.stored is not None
             report.put(
@@ -256,11 +256,11 @@ class Indexer:
             )
         return cuts
 
-    async def _reuse(self, writer: Writer, items: Sequence["_Upsert"], leading: Target) -> None:
+    async def _reuse(self, writer: Writer, items: Sequence["_Upsert"], target: Target) -> None:
         """Take the stored vectors of chunks that have not changed, where the model would be asked for them again."""
         wanted: dict[str, _Upsert] = {}
         for item in items:
-            if item.stored is None or not item.embeds or leading.space in item.reusable:
+            if item.stored is None or not item.embeds or target.space in item.reusable:
                 continue
             hashes = {chunk.get("hash") for chunk in item.stored.source.get(fields.CHUNKS, ())}
             if any(chunk.hash in hashes for chunk in item.chunks):
@@ -271,22 +271,22 @@ class Indexer:
         found = await writer.read(list(wanted), source=True, vectors=True)
         for id_, stored in found.items():
             wanted[id_].whole = replace(stored, source=documents.without_vectors(stored.source))
-            wanted[id_].reusable[leading.space] = {
+            wanted[id_].reusable[target.space] = {
                 chunk["hash"]: _pack(chunk["embedding"])
                 for chunk in stored.source.get(fields.CHUNKS, ())
                 if "hash" in chunk and "embedding" in chunk
             }
 
-    async def _unchanged(self, writer: Writer, items: Sequence["_Upsert"], leading: Target) -> "set[_Upsert]":
+    async def _unchanged(self, writer: Writer, items: Sequence["_Upsert"], target: Target) -> "set[_Upsert]":
         """Return the items that are stored already as sent, to the last field, so that writing them changes nothing."""
         same: dict[str, _Upsert] = {}
         for item in items:
             stored = item.whole
-            known = item.reusable.get(leading.space, {})
+            known = item.reusable.get(target.space, {})
             if stored is None or stored.deleted or not all(chunk.hash in known for chunk in item.chunks):
                 continue
-            item.vectors[leading.space] = [known[chunk.hash] for chunk in item.chunks]
-            body = _encoded(item, leading)
+            item.vectors[target.space] = [known[chunk.hash] for chunk in item.chunks]
+            body = _encoded(item, target)
             if isinstance(body, HalflifeError):
                 continue
             indexed_at = stored.source.get(fields.INDEXED_AT)
@@ -356,12 +356,12 @@ class Indexer:
         Raises InvalidRequest if every item is invalid, ClusterUnavailable or StorageFull if nothing could be stored.
         """
         writer, report = self._writer(collection), Report(len(items))
-        leading = await writer.leading()
+        target = await writer.target()
         for wave in in_waves(items):
             changes = []
             for position in wave:
                 try:
-                    patch, declared = documents.check_patch(items[position], leading.collection)
+                    patch, declared = documents.check_patch(items[position], target.collection)
                 except InvalidItem as error:
                     report.fail(position, documents.id_of(items[position]), error)
                 else:
@@ -488,7 +488,7 @@ class Indexer:
         within: Condition | None,
         shared: bool,
     ) -> list["_Change"]:
-        leading = await writer.leading()
+        target = await writer.target()
         looked_at = () if within is None else documents.FILTERED_FIELDS
         wanted: bool | list[str] = True if whole else [fields.DELETED, fields.REVISION, *looked_at]
         found = await writer.read([change.id for change in pending], source=wanted, vectors=whole)
@@ -508,7 +508,7 @@ class Indexer:
             elif within is not None and not (shared or change.deletes or confined(within, changed)):
                 report.fail(change.position, change.id, _outside())
             else:
-                body = _Body(change, {leading.space: _packed(changed)})
+                body = _Body(change, {target.space: _packed(changed)})
                 writes.append(Write(change.id, stored.version + 1, guarded=True, payload=body))
         await writer.write(writes, self._encode_bodies)
         again = []

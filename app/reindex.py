@@ -20,9 +20,9 @@ Owns the order of these steps. The aliases are `moves`', a collection's shape is
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -238,6 +238,42 @@ class Reindexer:
         """Return what is written down of the last reindex, and where the aliases lead."""
         return await self._ledger().load(), await self._look()
 
+    async def trial(self, changes: Changes, limit: int) -> dict[str, str]:
+        """Copy the first `limit` documents into a new index and delete that again; return what it refused, and why.
+
+        Nothing is swapped and no state is written. Raises Conflict while a reindex is under way, and NotFound.
+        """
+        state, standing = await self.status()
+        if (state is not None and state.under_way) or standing.filling is not None:
+            raise Conflict(f"a reindex of `{self._name}` is under way", remedy="end it first: see --status")
+        source = await self._describe((await self._standing()).live or "")
+        goal = await self._goal(source, changes)
+        made = State(
+            collection=self._name,
+            phase="copying",
+            owner="trial",
+            source=source.index,
+            target=await self._free_name(),
+        )
+        await self._refresh(source.index)
+        try:
+            await self._ensure_target(made, goal)
+            lane = await self._lane(source.index, made.target, rechunk=goal.rechunk)
+            done = 0
+            async with contextlib.aclosing(self._pages(source.index, whole=True)) as pages:
+                async for hits in pages:
+                    part = hits[: limit - done]
+                    await self._put(lane, part, moves.copy_alias(self._name))
+                    done += len(part)
+                    self._tell("trying", done, limit)
+                    await self._pace(len(part))
+                    if done >= limit:
+                        break
+        finally:
+            # A Ctrl-C must not leave it; one that a kill leaves is removed by the next reindex.
+            await asyncio.shield(asyncio.ensure_future(self._again(lambda: self._delete(made.target))))
+        return dict(self._failures)
+
     # --- doing it
 
     async def run(self, changes: Changes | None, *, allow_missing: int = 0) -> Outcome:
@@ -289,7 +325,7 @@ class Reindexer:
                 phase="copying",
                 owner=ledger.owner,
                 source=source.index,
-                target=names.index_name(self._name, self._now()),
+                target=await self._free_name(),
                 wanted=asdict(goal),
                 started_at=ledger.stamp(),
             )
@@ -641,6 +677,14 @@ class Reindexer:
         self._refuse_missing(ledger.state.missing)
         await self._again(lambda: self._delete(source))
 
+    async def _free_name(self) -> str:
+        """Return a name for a new index that no index has."""
+        taken = await self._again(lambda: self._cluster.resolve_index(names.index_pattern(self._name)))
+        moment = self._now()
+        while (name := names.index_name(self._name, moment)) in taken:
+            moment += timedelta(seconds=1)
+        return name
+
     async def _delete(self, index: str) -> None:
         with contextlib.suppress(NotFound):
             await self._cluster.delete_indices([index])
@@ -775,7 +819,7 @@ class Reindexer:
         after: str | None = None,
         query: Mapping[str, Any] | None = None,
         shard: int | None = None,
-    ) -> AsyncIterator[list[Hit]]:
+    ) -> AsyncGenerator[list[Hit], None]:
         return copying.pages(
             self._cluster,
             index,

@@ -2,18 +2,16 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from app import moves
 from app.catalog import Catalog, Known, WriteTarget, read_collection
 from app.elastic import Cluster
 from app.embedding import Embedded
-from app.errors import ClusterRejected, ClusterUnavailable, HalflifeError, SchemaMismatch
+from app.errors import ClusterUnavailable, SchemaMismatch
 from app.models import Collection
 from app.writes import DocumentEmbedder, Target
-
-Abandon = Callable[[str, Target, HalflifeError], Awaitable[None]]
 
 FENCE_WAIT_S: Final = 18.0
 """How long a writer waits for a fence to go: past the rescue, within what clients give a write."""
@@ -39,7 +37,7 @@ class OtherModel:
 
 
 class CatalogTargets:
-    """The write targets of one collection; see `writes.Targets`."""
+    """The write target of one collection; see `writes.Targets`."""
 
     def __init__(
         self,
@@ -48,24 +46,30 @@ class CatalogTargets:
         cluster: Cluster,
         catalog: Catalog,
         embedder: Callable[[Collection], DocumentEmbedder],
-        abandon: Abandon | None = None,
     ) -> None:
-        """`embedder` returns what embeds for an index; `abandon` marks a reindex as aborted, and returns once it is."""
+        """`embedder` returns what embeds for an index."""
         self._name = name
         self._cluster = cluster
         self._catalog = catalog
         self._embedder = embedder
-        self._abandon = abandon
 
-    async def current(self) -> Sequence[Target]:
-        """Return the targets as last read, for a few seconds at most; behind a fence, once it has gone."""
-        known = await self._catalog.get(self._name)
-        return await self._targets(known if known.fence is None else await self._behind(known.fence))
+    async def current(self) -> Target:
+        """Return the target as last read, for a few seconds at most; behind a fence, once it has gone."""
+        return await self._target(await self._catalog.get(self._name))
 
-    async def reread(self, seen: Sequence[Target]) -> Sequence[Target]:
-        """Return the targets as they are now; behind a fence, once it has gone."""
-        known = await self._catalog.get(self._name, fresh=True)
-        return await self._targets(known if known.fence is None else await self._behind(known.fence))
+    async def reread(self, seen: Target) -> Target:
+        """Return the target as it is now; behind a fence, once it has gone."""
+        return await self._target(await self._catalog.get(self._name, fresh=True))
+
+    async def _target(self, known: Known) -> Target:
+        while known.target is None:
+            assert known.fence is not None
+            known = await self._behind(known.fence)
+        collection = known.collection
+        if known.target.index != collection.index:
+            mapping = (await self._cluster.get_mapping(known.target.index))[known.target.index]
+            collection = read_collection(self._name, known.target.index, mapping)
+        return Target(known.target.alias, collection, self._embedder(collection))
 
     async def _behind(self, first: WriteTarget) -> Known:
         """Wait until there is no fence, and lift one that nobody seems to own any more; see `moves`.
@@ -89,22 +93,3 @@ class CatalogTargets:
             remedy="send it again; reads are not affected",
             retry_after_s=1,
         )
-
-    async def abandon(self, target: Target, reason: HalflifeError) -> None:
-        """Mark the reindex as aborted. Raises ClusterRejected where nobody can: then the write is not acknowledged."""
-        if self._abandon is None:
-            raise ClusterRejected(
-                f"the index behind {target.alias} refuses the document: {reason.detail}",
-                remedy="abort the reindex that is under way",
-            ) from reason
-        await self._abandon(self._name, target, reason)
-
-    async def _targets(self, known: Known) -> list[Target]:
-        found = []
-        for target in known.targets:
-            collection = known.collection
-            if target.index != collection.index:
-                mapping = (await self._cluster.get_mapping(target.index))[target.index]
-                collection = read_collection(self._name, target.index, mapping)
-            found.append(Target(target.alias, collection, self._embedder(collection)))
-        return found

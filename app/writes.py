@@ -1,6 +1,6 @@
 """The one way in which documents are written, so that nothing acknowledged is ever lost.
 
-Owns versions, the order of targets, retries of writes and what an answer of the cluster means. Every write is an
+Owns versions, retries of writes and what an answer of the cluster means. Every write is an
 `index` of a whole document with an external version through a write alias that must exist; a delete is such a write of
 a tombstone. Each index then keeps the highest version per id, whatever the order of arrival and however often a write
 is repeated. Refuses to know what a document is: callers bring ids, versions and bytes.
@@ -8,15 +8,15 @@ is repeated. Refuses to know what a document is: callers bring ids, versions and
 A version is one of two kinds. A *stamp* (microseconds since 1970 times 64, plus the worker) says "I am the newest": met
 by a higher one it is drawn anew, above that. A *guarded* version is computed from what was read, at least the
 stored one plus one: at just that the cluster takes it only if the document has not changed since, so it is a
-compare-and-set; met by an equal or higher one it is a conflict. Targets are written one after the other, never side by side: who wins a version on the
-first is the only one to bring it to the second, so two indices never hold different content under one version.
+compare-and-set; met by an equal or higher one it is a conflict. One index is written at any time: a reindex copies by itself, and exchanges
+the write alias in one step.
 """
 
 import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar
 
@@ -67,7 +67,7 @@ class DocumentEmbedder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One index that every write must reach: its write alias, what its collection is, what embeds for it."""
+    """The index that writes go to: its write alias, what its collection is, what embeds for it."""
 
     alias: str
     collection: Collection
@@ -75,29 +75,25 @@ class Target:
 
     @property
     def space(self) -> tuple[str | None, int]:
-        """Vectors may be handed from one target to the other if this is equal."""
+        """Vectors may be handed from one index to another if this is equal."""
         return self.collection.model, self.collection.dims
 
 
 class Targets(Protocol):
-    """Where writes of a collection go now: one target, two while a reindex is under way, the leading one first."""
+    """Where writes of a collection go now."""
 
-    async def current(self) -> Sequence[Target]:
-        """Return them as last read; raise NotFound if there is no such collection."""
+    async def current(self) -> Target:
+        """Return it as last read; raise NotFound if there is no such collection."""
         ...
 
-    async def reread(self, seen: Sequence[Target]) -> Sequence[Target]:
-        """Read the aliases again because those of `seen` are gone or blocked; raise NotFound without a collection."""
-        ...
-
-    async def abandon(self, target: Target, reason: HalflifeError) -> None:
-        """Mark the reindex into `target` as aborted, so that it can never be swapped in: it refused a write for good."""
+    async def reread(self, seen: Target) -> Target:
+        """Read the aliases again because that of `seen` is gone or blocked; raise NotFound without a collection."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A document as it is in the leading target."""
+    """A document as it is in the index that is written."""
 
     version: int
     source: dict[str, Any]
@@ -124,7 +120,6 @@ class Write:
     guarded: bool
     payload: Any = None
     """What the encoder makes the document from."""
-    done: set[str] = field(default_factory=set)
     tried: bool = False
     """An earlier try of this version may have arrived without our hearing of it."""
     conflict: bool = False
@@ -169,9 +164,9 @@ class Writer:
         """Return a stamp above what is stored."""
         return self._stamper.after(stored.version if stored else 0)
 
-    async def leading(self) -> Target:
-        """Return the target that is read and written first. Raises NotFound if there is no such collection."""
-        return (await self._persist(self._targets.current))[0]
+    async def target(self) -> Target:
+        """Return where writes go. Raises NotFound if there is no such collection."""
+        return await self._persist(self._targets.current)
 
     # --- writing
 
@@ -179,47 +174,28 @@ class Writer:
     async def write(
         self, writes: Sequence[Write], encode: Encoder, *, refresh: RefreshWhen = "false"
     ) -> None:
-        """Bring each write (of distinct ids) to every target and settle it.
+        """Bring each write (of distinct ids) to the collection's index and settle it.
 
         Afterwards `error` says what it failed of, `conflict` that a guarded one met a newer document; else it is
-        acknowledged under `version` by all targets. Raises NotFound if the collection is gone.
+        acknowledged under `version`. Raises NotFound if the collection is gone.
         """
-        targets = await self._persist(self._targets.current)
+        target = await self._persist(self._targets.current)
         pauses = rounds = 0
         refused = False
         while True:
             rounds += 1
-            # Refresh is ours to do at the end where two indices are written: the second one doesn't refresh by itself.
-            with_bulk: RefreshWhen = refresh if len(targets) == 1 else "false"
             trouble = _Trouble()
-            for number, target in enumerate(targets):
-                batch = [
-                    write
-                    for write in writes
-                    if not write.settled
-                    and target.alias not in write.done
-                    and all(earlier.alias in write.done for earlier in targets[:number])
-                ]
-                with repeating(refused):
-                    await self._write_to(
-                        target, batch, encode, leading=number == 0, refresh=with_bulk, trouble=trouble
-                    )
-            for write in writes:
-                if not write.settled and all(target.alias in write.done for target in targets):
-                    write.settled, write.error = True, None
+            batch = [write for write in writes if not write.settled]
+            with repeating(refused):
+                await self._write_to(target, batch, encode, refresh=refresh, trouble=trouble)
             pending = [write for write in writes if not write.settled]
             if not pending:
-                break
+                return
             moved = False
             if trouble.fenced:
-                fresh = await self._persist(partial(self._targets.reread, targets))
-                moved = [target.alias for target in fresh] != [target.alias for target in targets]
-                if moved:
-                    for write in pending:
-                        # What stands behind a new alias may have been written already, through the old one.
-                        write.tried = write.tried or bool(write.done)
-                        write.done.clear()
-                targets = fresh
+                fresh = await self._persist(partial(self._targets.reread, target))
+                moved = fresh.alias != target.alias
+                target = fresh
             # Many writers on one document draw new stamps in turns without waiting; not for ever.
             if (trouble.waits and not moved) or rounds > 50:
                 refused = trouble.refused
@@ -227,10 +203,8 @@ class Writer:
                     for write in pending:
                         write.error = write.error or _gave_up()
                         write.settled = True
-                    break
+                    return
                 pauses += 1
-        if refresh != "false" and len(targets) > 1:
-            await self.refresh()
 
     async def refresh(self) -> None:
         """Make everything written so far visible to searches."""
@@ -242,11 +216,10 @@ class Writer:
         batch: Sequence[Write],
         encode: Encoder,
         *,
-        leading: bool,
         refresh: RefreshWhen,
         trouble: "_Trouble",
     ) -> None:
-        """Send the writes to one target and note in each what became of it."""
+        """Send the writes and note in each what became of it."""
         doubtful: list[tuple[Write, int]] = []
         for write, outcome in await self._send(target, batch, encode, refresh):
             if isinstance(outcome, HalflifeError):
@@ -254,17 +227,14 @@ class Writer:
                 continue
             match outcome.fate:
                 case "applied":
-                    write.done.add(target.alias)
+                    self._acknowledge(write)
                     self._trouble_until = None
                 case "superseded":
                     current = outcome.current_version or write.version
                     if current == write.version and write.tried:
                         doubtful.append((write, current))
-                    elif current > write.version and not leading:
-                        # A newer write of the document is there already: this one has nothing left to do.
-                        write.done.add(target.alias)
                     else:
-                        self._overtaken(write, current, leading=leading)
+                        self._overtaken(write, current)
                 case "fenced":
                     write.tried = True
                     write.error = outcome.error("writing")
@@ -273,15 +243,11 @@ class Writer:
                     write.tried = True
                     write.error = outcome.error("writing")
                     trouble.waits = trouble.refused = True
-                case "refused" if not leading:
-                    error = outcome.error("writing")
-                    assert error is not None
-                    await self._abandon(target, write, error, trouble)
                 case _:
                     write.error = outcome.error("writing")
                     write.settled = True
         if doubtful:
-            await self._tell_ours(target, doubtful, encode, leading=leading, trouble=trouble)
+            await self._tell_ours(target, doubtful, encode, trouble=trouble)
 
     async def _tell_ours(
         self,
@@ -289,7 +255,6 @@ class Writer:
         doubtful: Sequence[tuple[Write, int]],
         encode: Encoder,
         *,
-        leading: bool,
         trouble: "_Trouble",
     ) -> None:
         """Find out whether equal versions are our own earlier tries or strangers, by their content."""
@@ -310,24 +275,21 @@ class Writer:
                 and there.version == write.version
                 and documents.without_vectors(json.loads(body)) == documents.without_vectors(there.source)
             ):
-                write.done.add(target.alias)
+                self._acknowledge(write)
             else:
-                self._overtaken(write, max(current, there.version if there else 0), leading=leading)
+                self._overtaken(write, max(current, there.version if there else 0))
 
-    def _overtaken(self, write: Write, current: int, *, leading: bool) -> None:
+    def _acknowledge(self, write: Write) -> None:
+        write.settled, write.error = True, None
+
+    def _overtaken(self, write: Write, current: int) -> None:
         """Another's write stands where this one should: draw a higher stamp, or give up a guarded one."""
-        if not write.guarded:
-            write.version = self._stamper.after(current)
-        elif leading:
+        if write.guarded:
             write.conflict = write.settled = True
             write.error = None
-            return
         else:
-            # The leading target took this version, the other holds a stranger under the same one, left by a writer
-            # that addressed them in the other order. One more guarded step puts the same content on both.
-            write.version += 1
-        write.done.clear()
-        write.tried = False
+            write.version = self._stamper.after(current)
+            write.tried = False
 
     def _note_failure(self, write: Write, error: HalflifeError, trouble: "_Trouble") -> None:
         write.error = error
@@ -335,14 +297,6 @@ class Writer:
             write.tried = trouble.waits = trouble.refused = True
         else:
             write.settled = True
-
-    async def _abandon(self, target: Target, write: Write, error: HalflifeError, trouble: "_Trouble") -> None:
-        try:
-            await self._targets.abandon(target, error)
-        except HalflifeError as failed:
-            self._note_failure(write, failed, trouble)
-        else:
-            write.done.add(target.alias)
 
     async def _send(
         self, target: Target, writes: Sequence[Write], encode: Encoder, refresh: RefreshWhen
@@ -380,28 +334,28 @@ class Writer:
     async def read(
         self, ids: Sequence[str], *, source: bool | Sequence[str], vectors: bool = False
     ) -> dict[str, Stored]:
-        """Return the documents that the leading target has, tombstones too, in real time; `vectors` unpacked."""
+        """Return the documents that the index has, tombstones too, in real time; `vectors` unpacked."""
         found: dict[str, Stored] = {}
         step = READ_ITEMS_WITH_VECTORS if vectors else READ_ITEMS
         for first in range(0, len(ids), step):
             part = ids[first : first + step]
-            found |= await self._persist(partial(self._read_leading, part, source=source, vectors=vectors))
+            found |= await self._persist(partial(self._read_current, part, source=source, vectors=vectors))
         return found
 
-    async def _read_leading(
+    async def _read_current(
         self, ids: Sequence[str], *, source: bool | Sequence[str], vectors: bool
     ) -> dict[str, Stored]:
-        targets = await self._targets.current()
+        target = await self._targets.current()
         try:
-            return await self._mget(targets[0].alias, ids, source=source, vectors=vectors)
+            return await self._mget(target.alias, ids, source=source, vectors=vectors)
         except NotFound as gone:
-            fresh = await self._targets.reread(targets)
-            if fresh[0].alias == targets[0].alias:
+            fresh = await self._targets.reread(target)
+            if fresh.alias == target.alias:
                 raise ClusterUnavailable(
                     "reading documents: their index is being exchanged", retry_after_s=1
                 ) from gone
             try:
-                return await self._mget(fresh[0].alias, ids, source=source, vectors=vectors)
+                return await self._mget(fresh.alias, ids, source=source, vectors=vectors)
             except NotFound as again:
                 # A node that has not heard of the new alias yet.
                 raise ClusterUnavailable(
@@ -409,7 +363,7 @@ class Writer:
                 ) from again
 
     async def settled(self, found: Mapping[str, Stored]) -> set[str]:
-        """Return which of these, read from the leading target, are acknowledged and current, as if written just now.
+        """Return which of these, as just read, are acknowledged and current, as if written just now.
 
         A read alone proves neither: what it saw may be another's write that is not on all copies yet and may still be
         lost, and it may come from a copy or an index that is out of date. So every copy must have what was read (the
@@ -417,10 +371,10 @@ class Writer:
         any doubt the answer is no, and the document is written.
         """
         try:
-            targets = await self._targets.current()
-            if len(targets) != 1 or not found:
+            if not found:
                 return set()
-            checkpoints = await self._cluster.checkpoints(targets[0].collection.index)
+            target = await self._targets.current()
+            checkpoints = await self._cluster.checkpoints(target.collection.index)
             # Which shard an id is on is the cluster's business: the lowest number holds for all.
             everywhere = min(checkpoints.values())
             asked = [
@@ -429,7 +383,7 @@ class Writer:
                 if stored.place is not None and stored.place[0] <= everywhere
             ]
             confirmed = await self._cluster.confirm(
-                targets[0].alias, asked, timeout_s=self._patience.request_timeout_s
+                target.alias, asked, timeout_s=self._patience.request_timeout_s
             )
         except HalflifeError:
             return set()

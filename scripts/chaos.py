@@ -1,16 +1,27 @@
-"""Own `./scripts/chaos`: writers, readers and reindexes on real nodes while things are killed, and the count of what
+"""Own `./scripts/chaos`: a service, callers and reindexes on real nodes while things are killed, and the count of what
 was lost.
 
-Each writer is a process that runs the service's own write path with a clock of its own that is wrong; it logs what it
-is about to ask for and what was acknowledged. Everything that is drawn by lot comes from the seed, though not the
-moment at which an operating system runs a process. The oracle reads only those logs and the cluster: every stored
-version is at least the highest acknowledged one and has its content, and nothing deleted and acknowledged is back.
+    ./scripts/chaos --seeds 10                 odd seeds on one node, even ones on three with replicas
+    ./scripts/chaos --nodes 3 --first 7        seed 7 on three nodes
+    ./scripts/chaos --minutes 30 --seeds 999   as many seeds as begin in half an hour
+    ./scripts/chaos --broken                   copy, then swap: the oracle must find losses
+
+In each run two services (`halflife serve`) stand between callers and the nodes, a proxy before each node; `halflife
+reindex` moves the collection, and is run again whenever it was ended. One more writer runs the service's own write path
+with a clock of its own that is wrong. Everything that is drawn by lot comes from the seed, though not the moment at
+which an operating system runs a process.
+
+The oracle reads only the writers' logs and the cluster. Every stored version is at least the highest acknowledged one
+and has the content that was acknowledged under it, else that of a write which nobody heard of again; nothing deleted
+and acknowledged is back; no revision is older than one acknowledged; a counter has counted every acknowledged step.
+Readers find every document that always exists, and meet no error outside of a fault that concerns reads. The last line
+reads `acknowledged=N lost=0 resurrected=0 changed=0`; the exit code is 0 where that holds and readers met nothing else.
 """
 
 import argparse
 import asyncio
 import contextlib
-import hashlib
+import itertools
 import json
 import os
 import random
@@ -20,38 +31,59 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import numpy as np
+import httpx2
 
 from app import catalog, copying, moves, names
 from app.catalog import Catalog
 from app.elastic import BulkAction, Cluster, encode
-from app.embedding import Embedded
-from app.errors import EmbedderUnavailable, HalflifeError
+from app.embedding import Embedder
+from app.errors import HalflifeError
 from app.indexing import Chunking, Indexer
 from app.models import Collection, CollectionOptions
-from app.reindex import Changes, Reindexer
 from app.targets import CatalogTargets
 from app.writes import Patience, Stamper
+from scripts.callers import (
+    COLLECTION,
+    COUNTERS,
+    DIMS,
+    DONE,
+    FREE,
+    NOT_DONE,
+    REQUEST_S,
+    TIMED,
+    Caller,
+    Heard,
+    Note,
+    Notes,
+    Seen,
+    Service,
+    halflife,
+    item,
+    pinned_ids,
+    read,
+    said,
+)
 from scripts.distribution import ensure_installed
+from scripts.faulty import Embeddings, Proxy, misbehaving
 from scripts.node import LocalCluster, LocalNode
 from scripts.stack import end_with_stdin
 
-COLLECTION = "chaos"
-DIMS = {"hash-8": 8, "hash-12": 12}
-PINNED = 60
-"""Documents that are rewritten and never deleted: readers must always find all of them."""
-FREE = 240
-CLIENTS = 3
-SKEW_US = 2_000_000
-CALM_S = 7.0
-"""How long after a fault has ended its errors may still arrive: an open breaker's probe may be one that still hangs."""
-QUICK_DETECTION = {
+CLIENTS: Final = 2
+"""Of the writer whose clock is wrong."""
+CALLERS: Final = 4
+READERS: Final = 2
+SKEW_US: Final = 2_000_000
+CALM_S: Final = 7.0
+"""How long after all is well again a fault's errors may still come: an open breaker's probe may be one that hangs."""
+RECOVERY_S: Final = 240.0
+"""How long all may take to be well again after a fault; far more than it takes on a machine that is not overloaded."""
+QUICK_DETECTION: Final = {
     "cluster.fault_detection.follower_check.timeout": "2s",
     "cluster.fault_detection.follower_check.retry_count": 2,
     "cluster.fault_detection.leader_check.timeout": "2s",
@@ -61,47 +93,21 @@ QUICK_DETECTION = {
 Say = Callable[[str], None]
 
 
-class HashEmbedder:
-    """Makes a vector out of a text's digest; fails while the file `outage` is there."""
-
-    def __init__(self, dims: int, outage: Path) -> None:
-        self._dims = dims
-        self._outage = outage
-
-    async def embed_documents(self, texts: Sequence[str], *, deadline_s: float | None = None) -> Embedded:
-        """Return one unit vector per text."""
-        if self._outage.exists():
-            await asyncio.sleep(0.05)
-            raise EmbedderUnavailable("the embedding server is down, as the chaos run wants it")
-        vectors: list[np.ndarray | None] = []
-        for text in texts:
-            seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-            vector = np.random.default_rng(seed).standard_normal(self._dims)
-            vectors.append((vector / np.linalg.norm(vector)).astype(np.float32))
-        return Embedded(vectors, {}, frozenset())
-
-
 @dataclass(frozen=True)
 class Place:
-    """Where a run happens; every process of it is told this."""
+    """Where a run happens; every process of it is told this. `models`: where each model's embedding server is."""
 
     urls: list[str]
     folder: Path
-
-    @property
-    def outage(self) -> Path:
-        return self.folder / "embedder-is-down"
-
-    def embedder(self, collection: Collection) -> HashEmbedder:
-        return HashEmbedder(collection.dims, self.outage)
+    models: dict[str, str]
 
     def to_json(self) -> str:
-        return json.dumps({"urls": self.urls, "folder": str(self.folder)})
+        return json.dumps({"urls": self.urls, "folder": str(self.folder), "models": self.models})
 
     @classmethod
     def from_json(cls, text: str) -> "Place":
         given = json.loads(text)
-        return cls(given["urls"], Path(given["folder"]))
+        return cls(given["urls"], Path(given["folder"]), given["models"])
 
     @contextlib.asynccontextmanager
     async def cluster(self, timeout_s: float = 5.0) -> AsyncIterator[Cluster]:
@@ -113,7 +119,7 @@ class Place:
             await cluster.close()
 
 
-# ---- a writer's process -----------------------------------------------------------------------------------------------
+# ---- a writer whose clock is wrong ------------------------------------------------------------------------------------
 
 
 async def write(place: Place, worker: int, seed: int) -> None:
@@ -122,25 +128,27 @@ async def write(place: Place, worker: int, seed: int) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     rng = random.Random(seed)  # noqa: S311 - repeatable, no secret
     skew = rng.randrange(-SKEW_US, SKEW_US)
+    opened = {
+        model: Embedder.connect(
+            base_url=url, api_key=None, model=model, dims=DIMS[model], retries=1, retry_budget_s=2.0
+        )
+        for model, url in place.models.items()
+    }
+
+    def embedder(collection: Collection) -> Embedder:
+        return opened[collection.model or ""]
+
     async with place.cluster(3.0) as cluster:
         known = Catalog(cluster)
         indexer = Indexer(
             cluster=cluster,
-            targets=lambda name: CatalogTargets(
-                name, cluster=cluster, catalog=known, embedder=place.embedder
-            ),
+            targets=lambda name: CatalogTargets(name, cluster=cluster, catalog=known, embedder=embedder),
             stamper=Stamper(worker, lambda: time.time_ns() // 1000 + skew),
             now=lambda: datetime.now(UTC),
             chunks=Chunking(max_tokens=40, overlap_tokens=0),
             patience=Patience(budget_s=20, request_timeout_s=3),
         )
-        with (place.folder / f"log-{worker}-{os.getpid()}.jsonl").open("a", encoding="utf-8") as log:
-
-            def note(**entry: Any) -> None:
-                # The kernel has it when this returns, so that a kill of this process loses no line.
-                log.write(json.dumps(entry) + "\n")
-                log.flush()
-
+        with Notes(place.folder / f"log-{worker}-{os.getpid()}.jsonl").open() as note:
             await asyncio.gather(
                 *(
                     _client(
@@ -154,12 +162,14 @@ async def write(place: Place, worker: int, seed: int) -> None:
                     for n in range(CLIENTS)
                 )
             )
+    for each in opened.values():
+        await each.close()
 
 
 async def _client(
     indexer: Indexer,
     known: Catalog,
-    note: Callable[..., None],
+    note: Note,
     stop: asyncio.Event,
     rng: random.Random,
     who: str,
@@ -168,14 +178,15 @@ async def _client(
     while not stop.is_set():
         serial += 1
         kind = rng.choices(["upsert", "revise", "delete", "patch"], [45, 15, 28, 12])[0]
-        pool = [f"r{i}" for i in range(30)] if kind == "revise" else [f"d{i}" for i in range(FREE)]
+        pool = [f"r{i}" for i in range(TIMED)] if kind == "revise" else [f"d{i}" for i in range(FREE)]
         if kind in ("upsert", "patch"):
-            pool += [f"p{i}" for i in range(PINNED)]
+            pool += pinned_ids()
         elif kind == "delete":
-            pool += [f"r{i}" for i in range(30)]
+            pool += [f"r{i}" for i in range(TIMED)]
         ids = rng.sample(pool, rng.randint(1, 6))
-        texts = {id_: None if kind == "delete" else f"{who} wrote {serial} of {id_}" for id_ in ids}
-        note(t="try", kind=kind, who=who, n=serial, texts=texts)
+        texts = {id_: None if kind == "delete" else said(who, serial, id_) for id_ in ids}
+        revision = time.time_ns() // 1000 * 64 + rng.randrange(64) if kind == "revise" else None
+        note(t="try", kind=kind, who=who, n=serial, texts=texts, rev=revision)
         try:
             collection = (await known.get(COLLECTION)).collection
             if kind == "delete":
@@ -185,53 +196,25 @@ async def _client(
                     [{"id": id_, "author": who} for id_ in ids], collection=collection
                 )
             else:
-                revision = (
-                    {"revision": time.time_ns() // 1000 * 64 + rng.randrange(64)} if kind == "revise" else {}
-                )
-                items = [
-                    {"id": id_, "text": text, "metadata": {"n": serial, "who": who}, **revision}
-                    for id_, text in texts.items()
-                ]
+                more = {} if revision is None else {"revision": revision}
+                items = [item(id_, text or "", who, serial, **more) for id_, text in texts.items()]
                 result = await indexer.upsert(items, collection=collection)
         except HalflifeError as error:
             note(t="error", who=who, n=serial, code=error.code, at=time.time(), detail=error.detail[:200])
             await asyncio.sleep(0.1)
             continue
-        for item in result.items:
-            if item.status in ("created", "updated", "deleted"):
-                note(t="ack", kind=kind, who=who, n=serial, id=item.id, v=item.version)
-            elif item.status in ("failed", "invalid"):
-                detail = item.error.detail[:200] if item.error else ""
-                note(t="error", who=who, n=serial, code=item.status, at=time.time(), detail=detail)
+        for told in result.items:
+            if told.status in DONE:
+                note(t="ack", kind=kind, who=who, n=serial, id=told.id, v=told.version, rev=revision)
+            elif told.status in NOT_DONE:
+                note(t="not", kind=kind, who=who, n=serial, id=told.id)
+            else:
+                detail = told.error.detail[:200] if told.error else ""
+                note(t="error", who=who, n=serial, code=told.status, at=time.time(), detail=detail)
         await asyncio.sleep(rng.uniform(0, 0.03))
 
 
-# ---- the reindex' process -------------------------------------------------------------------------------------------
-
-
-async def move(place: Place, action: str, changes: Mapping[str, Any], rate: float) -> None:
-    """Run, roll back or finish a reindex; raises what it met."""
-    async with place.cluster(5.0) as cluster:
-        made = Reindexer(
-            cluster,
-            COLLECTION,
-            embedder=place.embedder,
-            now=lambda: datetime.now(UTC),
-            rate=rate,
-            patience_s=60,
-        )
-        state, _ = await made.status()
-        match action:
-            case "run" if state is not None and state.phase == "copying":
-                await made.run(None)
-            case "run" if state is None or state.phase != "swapped":
-                await made.run(Changes(**changes))
-            case "rollback" if state is not None and state.phase != "rolled-back":
-                await made.roll_back()
-            case "finish" if state is not None and state.phase != "finished":
-                await made.finish()
-            case "broken":
-                await copy_then_swap(cluster, changes, rate)
+# ---- a protocol that loses writes -------------------------------------------------------------------------------------
 
 
 async def copy_then_swap(cluster: Cluster, changes: Mapping[str, Any], rate: float) -> None:
@@ -265,7 +248,8 @@ async def copy_then_swap(cluster: Cluster, changes: Mapping[str, Any], rate: flo
         await asyncio.sleep(len(hits) / rate)
     await cluster.close_pit(pit)
     await cluster.refresh(new)
-    [target] = known.targets
+    target = known.target
+    assert target is not None
     await cluster.update_aliases(
         [
             {"remove": {"index": old, "alias": target.alias}},
@@ -275,45 +259,6 @@ async def copy_then_swap(cluster: Cluster, changes: Mapping[str, Any], rate: flo
             {"add": {"index": new, "alias": names.write_alias(COLLECTION, target.generation + 1)}},
         ]
     )
-
-
-# ---- readers --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Seen:
-    """What the readers met."""
-
-    reads: int = 0
-    short: list[int] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    errors_in_faults: int = 0
-    longest_pause_s: float = 0.0
-
-
-async def read(place: Place, seen: Seen, in_fault: Callable[[], bool], stop: asyncio.Event) -> None:
-    """Count the pinned documents over and over, through the read alias."""
-    query = {"ids": {"values": [f"p{i}" for i in range(PINNED)]}}
-    body = {"size": 0, "track_total_hits": True, "query": query}
-    async with place.cluster(5.0) as cluster:
-        last = time.monotonic()
-        while not stop.is_set():
-            try:
-                answer = await cluster.search(names.read_alias(COLLECTION), body, timeout_s=3)
-                if answer["_shards"]["failed"]:
-                    raise HalflifeError("not every shard answered")
-            except HalflifeError as error:
-                if in_fault():
-                    seen.errors_in_faults += 1
-                else:
-                    seen.errors.append(error.detail[:200])
-            else:
-                seen.reads += 1
-                if (count := answer["hits"]["total"]["value"]) != PINNED:
-                    seen.short.append(count)
-                seen.longest_pause_s = max(seen.longest_pause_s, time.monotonic() - last)
-                last = time.monotonic()
-            await asyncio.sleep(0.05)
 
 
 # ---- one run --------------------------------------------------------------------------------------------------------
@@ -329,21 +274,28 @@ class Verdict:
     changed: list[str] = field(default_factory=list)
     invisible: list[str] = field(default_factory=list)
     seen: Seen = field(default_factory=Seen)
+    heard: Heard = field(default_factory=Heard)
+    kinds: Counter[str] = field(default_factory=Counter)
+    """Acknowledged writes by kind."""
     faults: Counter[str] = field(default_factory=Counter)
     moves: Counter[str] = field(default_factory=Counter)
     write_errors: Counter[str] = field(default_factory=Counter)
     write_errors_outside: list[str] = field(default_factory=list)
+    refused_items: int = 0
+    lost_answers: int = 0
+    longest_fault_s: float = 0.0
     took_s: float = 0.0
 
     @property
     def sound(self) -> bool:
-        """Tell whether nothing was lost, back, changed or missing, and readers met errors in faults only."""
+        """Tell whether nothing was lost, back, changed or missing, and readers met trouble in its own window only."""
         return not (
             self.lost
             or self.resurrected
             or self.changed
             or self.invisible
             or self.seen.short
+            or self.seen.stale
             or self.seen.errors
         )
 
@@ -354,233 +306,367 @@ class Verdict:
             f"changed={len(self.changed)}"
         )
 
-    def figures(self) -> str:
-        """Return what else was measured."""
-        seen = self.seen
-        return (
-            f"{self.took_s:.0f} s, moves {dict(self.moves)}, faults {dict(self.faults)}, reads {seen.reads} "
-            f"(short {len(seen.short)}, errors outside faults {len(seen.errors)}, within {seen.errors_in_faults}, "
-            f"longest pause {seen.longest_pause_s:.1f} s), refused writes {dict(self.write_errors)} "
-            f"(outside faults {len(self.write_errors_outside)}), not found by search {len(self.invisible)}"
+    def figures(self) -> list[str]:
+        """Return what else was measured, line by line."""
+        seen, heard = self.seen, self.heard
+        clock = f"{self.took_s:.0f} s; moves {_shown(self.moves)}; faults {_shown(self.faults)}"
+        well = f"the longest fault {self.longest_fault_s:.1f} s until all was well again"
+        told = f"acknowledged: {_shown(self.kinds)}; answers: {_shown(heard.statuses)}, the slowest {heard.slowest_s:.1f} s"
+        bulks = f"bulk items refused {self.refused_items}, bulk answers lost {self.lost_answers}"
+        refused = (
+            f"refused writes {_shown(self.write_errors)}, outside of faults {len(self.write_errors_outside)}"
         )
+        found = f"reads {seen.reads}, fewest documents seen {seen.fewest} of {len(pinned_ids())}"
+        hidden = f"not found at the end {len(self.invisible)}, longest pause {seen.longest_pause_s:.1f} s"
+        errors = f"readers' errors within faults {seen.errors_in_faults}, outside {len(seen.errors)}"
+        stale = f"stale reads within faults {seen.stale_in_faults}, outside {len(seen.stale)}"
+        return [f"{clock}; {well}", f"{told}; {bulks}", refused, f"{found}; {hidden}; {errors}; {stale}"]
+
+
+def _shown(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+@dataclass
+class Asked:
+    """What the logs tell of one document."""
+
+    tries: Counter[str | None] = field(default_factory=Counter)
+    """How often each text was asked for; None is a delete."""
+    heard: Counter[str | None] = field(default_factory=Counter)
+    """How often that was acknowledged."""
+    refused: Counter[str | None] = field(default_factory=Counter)
+    """How often the answer was that it was not written."""
+    patches: int = 0
+    """Patches that were asked for and not acknowledged."""
+    acknowledged: list["Ack"] = field(default_factory=list)
+
+    def unheard(self) -> set[str | None]:
+        """Return what may be there although nobody was told so."""
+        return {text for text, count in self.tries.items() if count > self.heard[text] + self.refused[text]}
+
+
+@dataclass(frozen=True)
+class Ack:
+    version: int
+    kind: str
+    text: str | None
+    who: str
+    revision: int | None
+    count: int | None
 
 
 class Run:
-    """One seed on one cluster."""
+    """One seed on one cluster; to be used once."""
 
     def __init__(
         self,
-        place: Place,
-        nodes: Sequence[LocalNode],
+        cluster: LocalCluster,
+        folder: Path,
         *,
         seed: int,
         say: Say,
         rounds: int = 2,
         faults: int = 3,
-        writers: int = 2,
+        script: Sequence[str] = (),
         broken: bool = False,
         rate: float = 60.0,
+        change: Mapping[str, str | None] | None = None,
+        ending: str | None = None,
     ) -> None:
-        """`rounds` reindexes with about so many `faults` each; `broken`: with the protocol that loses writes."""
-        self._place = place
-        self._nodes = list(nodes)
+        """`rounds` reindexes with about so many `faults` each; `broken`: with the protocol that loses writes.
+
+        `script` names the faults of each reindex instead, `change` is what the reindexes change (an option of
+        `halflife reindex` -> its value), `ending` is `rollback` or `finish`; without them the seed decides.
+        """
+        self._nodes = list(cluster.nodes)
+        self._folder = folder
         self._rng = random.Random(seed)  # noqa: S311 - repeatable, no secret
         self._seed = seed
         self._say = say
         self._rounds = rounds
         self._faults = faults
-        self._writers: list[asyncio.subprocess.Process] = []
-        self._wanted_writers = writers
+        self._script = list(script)
         self._broken = broken
         self._rate = rate
+        self._change = change
+        self._ending = ending
         self._born = 0
+        self._writer: asyncio.subprocess.Process | None = None
         self._mover: asyncio.subprocess.Process | None = None
-        self._in_fault = 0
-        self._fault_ended = 0.0
+        self._services: list[Service] = []
+        self._proxies: list[Proxy] = []
+        self._embedders: list[Embeddings] = []
+        self._place: Place
+        self._environment: dict[str, str]
+        self._client: httpx2.AsyncClient
+        self._cluster: Cluster
+        self._read_faults = 0
+        self._read_fault_ended = -1e9
         self._windows: list[tuple[float, float]] = []
         self.verdict = Verdict()
 
     async def run(self) -> Verdict:
         """Do it all and return what it showed."""
         begun = time.monotonic()
-        stop = asyncio.Event()
-        async with self._place.cluster(10.0) as cluster:
-            await self._prepare(cluster)
-            reader = asyncio.create_task(read(self._place, self.verdict.seen, self.in_fault, stop))
+        async with contextlib.AsyncExitStack() as held:
+            self._cluster = await self._open(held)
+            await self._prepare()
+            stop, still = asyncio.Event(), asyncio.Event()
+            urls = [service.url for service in self._services]
+            verdict = self.verdict
+            readers = [
+                asyncio.create_task(
+                    read(
+                        self._client, urls, verdict.seen, verdict.heard, self.in_fault, stop,
+                        seed=self._seed * 77 + n,
+                    )
+                )
+                for n in range(READERS)
+            ]  # fmt: skip
+            note = held.enter_context(Notes(self._folder / "log-callers.jsonl").open())
+            callers = [
+                asyncio.create_task(
+                    Caller(
+                        self._client, urls, note, verdict.heard, name=f"caller-{n}", seed=self._seed * 131 + n
+                    ).run(still)
+                )
+                for n in range(CALLERS)
+            ]
             try:
-                for number in range(self._wanted_writers):
-                    self._writers.append(await self._writer(number))
+                self._writer = await self._start_writer()
                 await asyncio.sleep(1.0)
                 for number in range(self._rounds):
                     await self._round(number)
                 await asyncio.sleep(0.5)
-                await self._end_writers()
-            finally:
+                still.set()
+                await asyncio.gather(*callers)
+                await self._end_writer()
                 stop.set()
-                await asyncio.gather(reader, return_exceptions=True)
-                for process in [*self._writers, *([self._mover] if self._mover else [])]:
-                    if process.returncode is None:
+                await asyncio.gather(*readers)
+            finally:
+                for task in (*callers, *readers):
+                    task.cancel()
+                await asyncio.gather(*callers, *readers, return_exceptions=True)
+                for process in (self._writer, self._mover):
+                    if process is not None and process.returncode is None:
                         process.kill()
                         await process.wait()
-            await self._judge(cluster)
-        self.verdict.took_s = time.monotonic() - begun
-        return self.verdict
+            await self._judge(self._cluster)
+            verdict.refused_items = sum(proxy.refused_items for proxy in self._proxies)
+            verdict.lost_answers = sum(proxy.lost_answers for proxy in self._proxies)
+        verdict.took_s = time.monotonic() - begun
+        return verdict
 
-    async def _prepare(self, cluster: Cluster) -> None:
-        """A collection with all pinned documents and some of the others in it."""
-        await catalog.install_templates(cluster, dims=DIMS["hash-8"])
-        with contextlib.suppress(HalflifeError):
-            await catalog.delete(cluster, COLLECTION)
-        await catalog.create(
-            cluster, COLLECTION, CollectionOptions(shards=2 if len(self._nodes) > 1 else 1), dims=8, model="hash-8",
-            moment=datetime.now(UTC),
-        )  # fmt: skip
-        known = Catalog(cluster)
-        indexer = Indexer(
-            cluster=cluster,
-            targets=lambda name: CatalogTargets(
-                name, cluster=cluster, catalog=known, embedder=self._place.embedder
-            ),
-            stamper=Stamper(63, lambda: time.time_ns() // 1000 - 10 * SKEW_US),
-            now=lambda: datetime.now(UTC),
-        )
-        collection = (await known.get(COLLECTION)).collection
-        ids = [f"p{i}" for i in range(PINNED)] + [f"d{i}" for i in range(0, FREE, 2)]
-        items = [{"id": id_, "text": f"first {id_}", "metadata": {"n": 0}} for id_ in ids]
-        result = await indexer.upsert(items, collection=collection, refresh="true")
-        with (self._place.folder / "log-first.jsonl").open("w", encoding="utf-8") as log:
-            texts = {item["id"]: item["text"] for item in items}
-            log.write(
-                json.dumps({"t": "try", "kind": "upsert", "who": "first", "n": 0, "texts": texts}) + "\n"
+    # -- what it stands on
+
+    async def _open(self, held: contextlib.AsyncExitStack) -> Cluster:
+        """Open the far ends, the services and the clients, all closed at the end."""
+        for node in self._nodes:
+            assert node.http_port is not None
+            self._proxies.append(
+                await held.enter_async_context(Proxy(("127.0.0.1", node.http_port), seed=self._seed))
             )
-            for item in result.items:
-                entry = {
-                    "t": "ack",
-                    "kind": "upsert",
-                    "who": "first",
-                    "n": 0,
-                    "id": item.id,
-                    "v": item.version,
-                }
-                log.write(json.dumps(entry) + "\n")
+        for dims in DIMS.values():
+            self._embedders.append(await held.enter_async_context(Embeddings(dims=dims, seed=self._seed)))
+        servers = dict(zip(DIMS, (f"{far.url}/v1" for far in self._embedders), strict=True))
+        self._place = Place([node.url for node in self._nodes], self._folder, servers)
+        self._client = await held.enter_async_context(
+            httpx2.AsyncClient(timeout=httpx2.Timeout(REQUEST_S, connect=3.0), trust_env=False)
+        )
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HALFLIFE_")},
+            "HALFLIFE_ELASTICSEARCH_URL": ",".join(proxy.url for proxy in self._proxies),
+            "HALFLIFE_EMBEDDING_BASE_URL": servers["hash-8"],
+            "HALFLIFE_EMBEDDING_MODEL": "hash-8",
+            "HALFLIFE_EMBEDDING_DIMS": str(DIMS["hash-8"]),
+            "HALFLIFE_EMBEDDING_MODELS": json.dumps({"hash-12": {"url": servers["hash-12"], "dims": DIMS["hash-12"]}}),
+            "HALFLIFE_EMBEDDING_QUERY_PREFIX": "",
+            "HALFLIFE_EMBEDDING_DOCUMENT_PREFIX": "",
+            "HALFLIFE_RATE_PER_S": "0",
+            "HALFLIFE_LOG_LEVEL": "warning",
+        }  # fmt: skip
+        for number in (1, 2):
+            service = Service(self._folder, number, self._environment)
+            held.push_async_callback(asyncio.to_thread, service.stop)
+            service.start()
+            self._services.append(service)
+        for service in self._services:
+            await service.ready(self._client)
+        return await held.enter_async_context(self._place.cluster(10.0))
 
-    # -- processes
+    async def _prepare(self) -> None:
+        """A collection with all pinned documents, the counters and some of the others in it."""
+        url = f"{self._services[0].url}/v1/collections/{COLLECTION}"
+        await self._client.delete(url, params={"confirm": COLLECTION}, timeout=RECOVERY_S)
+        several = len(self._nodes) > 1
+        made = await self._client.put(
+            url, json={"shards": 2, "replicas": 1} if several else {"shards": 1}, timeout=RECOVERY_S
+        )
+        made.raise_for_status()
+        ids = [*pinned_ids(), *(f"c{n}" for n in range(COUNTERS)), *(f"d{n}" for n in range(0, FREE, 2))]
+        items = [item(id_, said("first", 0, id_), "first", 0) for id_ in ids]
+        stored = await self._client.post(
+            f"{url}/documents", json={"documents": items, "refresh": "true"}, timeout=RECOVERY_S
+        )
+        stored.raise_for_status()
+        texts = {each["id"]: each["text"] for each in items}
+        with Notes(self._folder / "log-first.jsonl").open() as note:
+            note(t="try", kind="upsert", who="first", n=0, texts=texts, rev=None)
+            for told in stored.json()["items"]:
+                if told["status"] not in DONE:
+                    raise RuntimeError(f"the first documents were not stored: {told}")
+                note(t="ack", kind="upsert", who="first", n=0, id=told["id"], v=told["version"], rev=None)
+                self.verdict.heard.raise_to(told["id"], told["version"])
 
-    async def _start(self, role: str, *arguments: str) -> asyncio.subprocess.Process:
-        with (self._place.folder / f"{role}.log").open("ab") as output:
+    async def _start_process(
+        self, log: str, *command: str, environment: Mapping[str, str] | None = None
+    ) -> asyncio.subprocess.Process:
+        with (self._folder / log).open("ab") as output:
             return await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "scripts.chaos", "--role", role, "--place", self._place.to_json(), *arguments,
-                stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output, cwd=Path(__file__).parent.parent,
+                *command, stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
+                cwd=Path(__file__).parent.parent, env=environment,
             )  # fmt: skip
 
-    async def _writer(self, number: int) -> asyncio.subprocess.Process:
+    async def _start_writer(self) -> asyncio.subprocess.Process:
         self._born += 1
-        seed = self._seed * 1_000 + self._born
-        return await self._start("writer", "--worker", str(number), "--seed", str(seed))
+        return await self._start_process(
+            "writer.log", sys.executable, "-P", "-m", "scripts.chaos", "--role", "writer",
+            "--place", self._place.to_json(), "--seed", str(self._seed * 1_000 + self._born),
+        )  # fmt: skip
 
-    async def _end_writers(self) -> None:
-        for process in self._writers:
-            if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
-        for process in self._writers:
-            try:
-                await asyncio.wait_for(process.wait(), 60)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+    async def _end_writer(self) -> None:
+        assert self._writer is not None
+        if self._writer.returncode is None:
+            self._writer.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._writer.wait(), 60)
+        except TimeoutError:
+            self._writer.kill()
+            await self._writer.wait()
 
     # -- a reindex with faults
 
     async def _round(self, number: int) -> None:
-        changes = self._changes(number)
         if self._broken:
-            await self._until_done("broken", {"shards": 2}, faults=0)
+            await copy_then_swap(self._cluster, {"shards": 2}, self._rate)
+            self.verdict.moves["broken"] += 1
             return
-        await self._until_done("run", changes, faults=self._faults)
+        change = self._change or self._changes(number)
+        options = [part for name, value in change.items() for part in (name, *([value] if value else []))]
+        await self._until_done("run", options, self._script or self._draw(self._faults))
         await asyncio.sleep(self._rng.uniform(0.2, 1.0))
-        ending = self._rng.choice(["rollback", "finish"])
-        await self._until_done(ending, {}, faults=self._rng.choice([0, 1]))
+        ending = self._ending or self._rng.choice(["rollback", "finish"])
+        await self._until_done(
+            ending, [f"--{ending}"], [] if self._script else self._draw(self._rng.choice([0, 1]))
+        )
 
-    def _changes(self, number: int) -> dict[str, Any]:
-        options: list[dict[str, Any]] = [
-            {"shards": self._rng.choice([1, 2, 3])},
-            {"declare": {f"n{number}": "long"}, "shards": self._rng.choice([1, 2])},
-            {"rechunk": True},
+    def _changes(self, number: int) -> dict[str, str | None]:
+        options: list[dict[str, str | None]] = [
+            {"--shards": str(self._rng.choice([1, 2, 3]))},
+            {"--declare": f"n{number}=long", "--shards": str(self._rng.choice([1, 2]))},
+            {"--rechunk": None},
         ]
-        options += [{"model": model, "dims": dims} for model, dims in DIMS.items()]
+        options += [{"--embedding-model": model} for model in DIMS]
         return self._rng.choice(options)
 
-    async def _until_done(self, action: str, changes: Mapping[str, Any], *, faults: int) -> None:
-        """Start it again until it is done, making trouble meanwhile."""
-        self._say(f"  {action} {changes or ''}")
-        trouble = asyncio.create_task(self._trouble(faults))
-        deadline = time.monotonic() + 240
+    def _draw(self, count: int) -> list[str]:
+        return [self._rng.choice(FAULTS) for _ in range(count)]
+
+    async def _until_done(self, action: str, options: Sequence[str], faults: Sequence[str]) -> None:
+        """Run `halflife reindex` until it is done, again whenever it was ended, making trouble meanwhile."""
+        self._say(f"  reindex {' '.join(options)}")
+        trouble: asyncio.Task[None] | None = None
+        deadline = time.monotonic() + 600
+        wanted = {"run": "swapped", "rollback": "rolled-back", "finish": "finished"}[action]
         try:
-            while True:
-                self._mover = await self._start(
-                    "mover", "--action", action, "--changes", json.dumps(changes), "--rate", str(self._rate)
-                )
-                code = await self._mover.wait()
-                if code == 0:
+            for attempt in itertools.count():
+                # One that was ended is gone on with; one that was killed before it wrote anything down begins.
+                phase = await self._phase() if attempt else None
+                if phase == wanted:
+                    break
+                chosen = [] if action == "run" and phase == "copying" else options
+                rate = ["--rate", str(self._rate)] if action == "run" else []
+                self._mover = await self._start_process(
+                    "reindex.log", *halflife("reindex", COLLECTION, "--yes", *rate, *chosen),
+                    environment=self._environment,
+                )  # fmt: skip
+                trouble = trouble or asyncio.create_task(self._trouble(faults))
+                done = asyncio.ensure_future(self._mover.wait())
+                await asyncio.wait({done, trouble}, return_when=asyncio.FIRST_COMPLETED)
+                if trouble.done() and trouble.exception() is not None:
+                    # A fault that could not be ended: nothing would come of waiting.
+                    break
+                if await done == 0:
                     break
                 self.verdict.moves["stopped"] += 1
                 if time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"{action} did not come to its end: see {self._place.folder}/mover.log"
-                    )
+                    raise RuntimeError(f"{action} did not come to its end: see {self._folder}/reindex.log")
                 await asyncio.sleep(0.5)
         finally:
-            await asyncio.gather(trouble, return_exceptions=False)
+            if trouble is not None:
+                await trouble
             self._mover = None
         self.verdict.moves[action] += 1
 
-    async def _trouble(self, faults: int) -> None:
-        for _ in range(faults):
-            await asyncio.sleep(self._rng.uniform(0.5, 2.5))
-            fault = self._rng.choice(
-                [self._kill_node, self._stop_node, self._kill_mover, self._stop_mover, self._kill_writer,
-                 self._stop_writer, self._fill_disk, self._embedder_outage, self._kill_mover, self._kill_node]
-            )  # fmt: skip
-            name = fault.__name__.strip("_").replace("_", " ")
+    async def _phase(self) -> str | None:
+        """Return how far the reindex is, as it is written down."""
+        ledger = moves.Ledger(self._cluster, COLLECTION, owner="chaos", now=lambda: datetime.now(UTC))
+        state = await ledger.load()
+        return None if state is None else state.phase
+
+    async def _trouble(self, faults: Sequence[str]) -> None:
+        for name in faults:
+            await self._reindexing()
+            await asyncio.sleep(self._rng.uniform(0.2, 1.5))
             self.verdict.faults[name] += 1
             self._say(f"    {name}")
-            self._in_fault += 1
-            since = time.time()
+            fault: Callable[[], Awaitable[None]] = getattr(self, f"_{name.replace(' ', '_')}")
+            concerns_reads = name in CONCERN_READS
+            self._read_faults += concerns_reads
+            since, begun = time.time(), time.monotonic()
             try:
                 await fault()
+                await self._recovered()
             finally:
-                self._in_fault -= 1
-                self._fault_ended = time.monotonic()
+                self._read_faults -= concerns_reads
+                if concerns_reads:
+                    self._read_fault_ended = time.monotonic()
                 self._windows.append((since, time.time() + CALM_S))
+            self.verdict.longest_fault_s = max(self.verdict.longest_fault_s, time.monotonic() - begun)
 
-    def in_fault(self) -> bool:
-        """Tell whether errors may come now."""
-        return self._in_fault > 0 or time.monotonic() - self._fault_ended < CALM_S
+    def in_fault(self, begun: float) -> bool:
+        """Tell whether a read that began then may have met a fault that concerns reads."""
+        return self._read_faults > 0 or begun < self._read_fault_ended + CALM_S
+
+    async def _recovered(self) -> None:
+        """Wait until every primary is back and both services say that they are ready."""
+        deadline = time.monotonic() + RECOVERY_S
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                url = f"{self._nodes[0].url}/_cluster/health?wait_for_status=yellow&timeout=2s"
+                health = await asyncio.to_thread(_get_json, url)
+                if health["status"] != "red" and health["number_of_nodes"] == len(self._nodes):
+                    break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the cluster was not well {RECOVERY_S:g} s after a fault")
+            await asyncio.sleep(0.2)
+        for service in self._services:
+            await service.ready(self._client, RECOVERY_S)
+
+    # -- the faults
 
     async def _kill_node(self) -> None:
         node = await asyncio.to_thread(self._node_of_a_primary)
         await asyncio.to_thread(node.kill)
         await asyncio.sleep(self._rng.uniform(0.2, 3.0))
-        await asyncio.to_thread(node.start)
-        await self._healthy()
+        await asyncio.to_thread(node.start, RECOVERY_S)
 
     async def _stop_node(self) -> None:
         node = await asyncio.to_thread(self._node_of_a_primary)
         await asyncio.to_thread(node.pause)
         await asyncio.sleep(self._rng.uniform(1.0, 9.0))
         await asyncio.to_thread(node.resume)
-        await self._healthy()
-
-    async def _healthy(self) -> None:
-        """Wait until every primary is back."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError, ValueError):
-                url = f"{self._nodes[0].url}/_cluster/health?wait_for_status=yellow&timeout=2s"
-                health = await asyncio.to_thread(_get_json, url)
-                if health["status"] != "red" and health["number_of_nodes"] == len(self._nodes):
-                    return
-            await asyncio.sleep(0.2)
 
     def _node_of_a_primary(self) -> LocalNode:
         """Return the node that holds the first primary of the collection's live index, else any."""
@@ -595,11 +681,30 @@ class Run:
                 return next(n for n in self._nodes if n.name in held)
         return self._rng.choice(self._nodes)
 
-    async def _kill_mover(self) -> None:
+    async def _kill_service(self) -> None:
+        service = self._rng.choice(self._services)
+        await asyncio.to_thread(service.kill)
+        await asyncio.sleep(self._rng.uniform(0.0, 1.0))
+        await asyncio.to_thread(service.start)
+
+    async def _stop_service(self) -> None:
+        service = self._rng.choice(self._services)
+        service.signal(signal.SIGSTOP)
+        await asyncio.sleep(self._rng.choice([0.5, 3.0, 14.0]))
+        service.signal(signal.SIGCONT)
+
+    async def _reindexing(self) -> None:
+        """Wait until a reindex is at work, so that a fault meets it and not its start; until one has ended at most."""
+        for _ in range(150):
+            if self._mover is None or await self._phase() in moves.UNDER_WAY:
+                return
+            await asyncio.sleep(0.2)
+
+    async def _kill_reindex(self) -> None:
         if self._mover is not None and self._mover.returncode is None:
             self._mover.kill()
 
-    async def _stop_mover(self) -> None:
+    async def _stop_reindex(self) -> None:
         """Stop it, now and then for so long that a fence of its is lifted."""
         mover = self._mover
         if mover is None or mover.returncode is not None:
@@ -610,16 +715,16 @@ class Run:
             mover.send_signal(signal.SIGCONT)
 
     async def _kill_writer(self) -> None:
-        number = self._rng.randrange(len(self._writers))
-        self._writers[number].kill()
-        await self._writers[number].wait()
-        self._writers[number] = await self._writer(number)
+        assert self._writer is not None
+        self._writer.kill()
+        await self._writer.wait()
+        self._writer = await self._start_writer()
 
     async def _stop_writer(self) -> None:
-        writer = self._rng.choice(self._writers)
-        writer.send_signal(signal.SIGSTOP)
+        assert self._writer is not None
+        self._writer.send_signal(signal.SIGSTOP)
         await asyncio.sleep(self._rng.choice([0.5, 3.0, 8.0]))
-        writer.send_signal(signal.SIGCONT)
+        self._writer.send_signal(signal.SIGCONT)
 
     async def _fill_disk(self) -> None:
         """Block all indices as the flood stage does, for a moment."""
@@ -642,15 +747,34 @@ class Run:
             time.sleep(0.5)
 
     async def _embedder_outage(self) -> None:
-        self._place.outage.touch()
-        await asyncio.sleep(self._rng.uniform(0.3, 3.0))
-        self._place.outage.unlink()
+        async with contextlib.AsyncExitStack() as held:
+            mode = self._rng.choice(["refuse", "hang", "garbage"])
+            for far in self._embedders:
+                await held.enter_async_context(misbehaving(far, mode=mode))
+            await asyncio.sleep(self._rng.uniform(0.3, 3.0))
+
+    async def _refuse_items(self) -> None:
+        """Let the nodes refuse a share of each bulk's items."""
+        await self._with_proxies("refuse_items", self._rng.choice([0.3, 0.7, 1.0]))
+
+    async def _lose_answers(self) -> None:
+        """Let connections break after the node has carried a bulk out."""
+        await self._with_proxies("lose_answers", self._rng.choice([0.3, 1.0]))
+
+    async def _with_proxies(self, name: str, share: float) -> None:
+        for proxy in self._proxies:
+            setattr(proxy, name, share)
+        try:
+            await asyncio.sleep(self._rng.uniform(1.0, 4.0))
+        finally:
+            for proxy in self._proxies:
+                setattr(proxy, name, 0.0)
 
     # -- the oracle
 
     async def _judge(self, cluster: Cluster) -> None:
-        tries, acknowledged = self._logs()
-        ids = sorted(tries)
+        asked = self._logs()
+        ids = sorted(asked)
         known = await copying.patiently(lambda: catalog.get(cluster, COLLECTION), budget_s=30)
         index = known.collection.index
         await copying.patiently(lambda: cluster.refresh(index), budget_s=30)
@@ -660,61 +784,127 @@ class Run:
                 found[entry["_id"]] = entry
         shown = await self._shown(cluster)
         for id_ in ids:
-            entry, heard = found[id_], acknowledged.get(id_, [])
-            self.verdict.acknowledged += len(heard)
-            text = entry["_source"].get("text") if entry["found"] else None
-            if entry["found"] and text is not None and text not in tries[id_]:
-                self.verdict.changed.append(id_)
-                continue
-            if not heard:
-                continue
-            version, kind, said = max(heard, key=lambda one: one[0])
-            if not entry["found"] or entry["_version"] < version:
-                self.verdict.lost.append(
-                    f"{id_}: {kind} {version} acknowledged, {entry.get('_version')} stored"
-                )
-                continue
-            if (id_ in shown) != (text is not None):
-                self.verdict.invisible.append(id_)
-            if kind == "patch":
-                # A patch is acknowledged under a version of its own and keeps the text it found.
-                version, kind, said = max(
-                    (one for one in heard if one[1] != "patch"),
-                    key=lambda one: one[0],
-                    default=(0, "none", text),
-                )
-            unheard = tries[id_] - {one[2] for one in heard}
-            if text != said and text not in unheard:
-                (self.verdict.resurrected if said is None else self.verdict.changed).append(
-                    f"{id_}: {said!r} ({version}) acknowledged, {text!r} ({entry['_version']}) stored"
-                )
+            self.verdict.acknowledged += len(asked[id_].acknowledged)
+            self.judge_one(id_, asked[id_], found[id_], id_ in shown)
 
-    def _logs(self) -> tuple[dict[str, set[str | None]], dict[str, list[tuple[int, str, str | None]]]]:
-        """Return id -> what was ever asked for, and id -> (version, kind, text or None) acknowledged."""
-        tries: defaultdict[str, set[str | None]] = defaultdict(set)
-        acknowledged: defaultdict[str, list[tuple[int, str, str | None]]] = defaultdict(list)
-        for path in sorted(self._place.folder.glob("log-*.jsonl")):
-            asked: dict[tuple[str, int], dict[str, str | None]] = {}
+    def judge_one(self, id_: str, asked: Asked, entry: Mapping[str, Any], shown: bool) -> None:
+        verdict, source = self.verdict, entry.get("_source", {}) if entry["found"] else {}
+        text = source.get("text") if entry["found"] else None
+        if text is not None and text not in asked.tries:
+            verdict.changed.append(f"{id_}: {text!r}, which nobody wrote")
+            return
+        if not asked.acknowledged:
+            return
+        top = max(asked.acknowledged, key=lambda one: one.version)
+        if not entry["found"] or entry["_version"] < top.version:
+            verdict.lost.append(
+                f"{id_}: {top.kind} {top.version} acknowledged, {entry.get('_version')} stored"
+            )
+            return
+        if shown != (text is not None):
+            verdict.invisible.append(id_)
+        # A patch is acknowledged under a version of its own and keeps the text that it found.
+        worded = [one for one in asked.acknowledged if one.kind != "patch"]
+        last = max(worded, key=lambda one: one.version, default=None)
+        unheard = asked.unheard()
+        exact = entry["_version"] == top.version
+        if exact and top.kind != "patch":
+            # Under just the version that was acknowledged stands just what was acknowledged.
+            wrong = text != top.text
+        else:
+            # A patch, heard of or not, stands on what was acknowledged last or on a write that nobody heard of.
+            patched = exact or asked.patches > 0
+            wrong = last is not None and text not in unheard and not (patched and text == last.text)
+        if exact and top.kind == "patch" and source.get("author") != top.who:
+            wrong = True
+        if wrong:
+            told = f"{id_}: {top.kind} {top.version} {last and last.text!r} acknowledged, {text!r} ({entry['_version']}) stored"
+            (verdict.resurrected if last is not None and last.text is None else verdict.changed).append(told)
+        self._judge_revision(id_, asked, source)
+        if id_.startswith("c"):
+            self._judge_counter(id_, asked, source)
+
+    def _judge_revision(self, id_: str, asked: Asked, source: Mapping[str, Any]) -> None:
+        """A revision that was acknowledged is there, or a newer one; a tombstone keeps it."""
+        highest = max((one.revision for one in asked.acknowledged if one.revision is not None), default=None)
+        if highest is not None and (source.get("revision") or 0) < highest:
+            self.verdict.lost.append(
+                f"{id_}: revision {highest} acknowledged, {source.get('revision')} stored"
+            )
+
+    def _judge_counter(self, id_: str, asked: Asked, source: Mapping[str, Any]) -> None:
+        """Every acknowledged step counted, each on top of another; what was not heard of may have counted too."""
+        steps = [one.count for one in asked.acknowledged if one.count is not None]
+        stored = source.get("metadata", {}).get("n", 0)
+        most = len(steps) + sum((asked.tries - asked.heard - asked.refused).values())
+        if (
+            len(set(steps)) != len(steps)
+            or not len(steps) <= stored <= most
+            or max(steps, default=0) > stored
+        ):
+            self.verdict.lost.append(
+                f"{id_}: {len(steps)} steps acknowledged ({len(set(steps))} different, the highest "
+                f"{max(steps, default=0)}), at most {most} taken, {stored} stored"
+            )
+
+    def _logs(self) -> dict[str, Asked]:
+        """Return what was asked for and acknowledged, by document."""
+        found: defaultdict[str, Asked] = defaultdict(Asked)
+        for path in sorted(self._folder.glob("log-*.jsonl")):
+            tries: dict[tuple[str, int], dict[str, Any]] = {}
             for entry in _lines(path):
                 key = (entry["who"], entry["n"])
                 if entry["t"] == "try":
-                    asked[key] = entry["texts"]
-                    if entry["kind"] != "patch":
-                        for id_, text in entry["texts"].items():
-                            tries[id_].add(text)
+                    tries[key] = entry
+                    for id_, text in entry["texts"].items():
+                        if entry["kind"] == "patch":
+                            found[id_].patches += 1
+                        else:
+                            found[id_].tries[text] += 1
+                elif entry["t"] == "not":
+                    # It was answered that nothing was written: conflict, or nothing there.
+                    text = tries[key]["texts"][entry["id"]]
+                    if entry["kind"] == "patch":
+                        found[entry["id"]].patches -= 1
+                    else:
+                        found[entry["id"]].refused[text] += 1
                 elif entry["t"] == "ack":
-                    text = None if entry["kind"] == "patch" else asked[key][entry["id"]]
-                    acknowledged[entry["id"]].append((entry["v"], entry["kind"], text))
+                    asked = found[entry["id"]]
+                    text = tries[key]["texts"][entry["id"]]
+                    if entry["kind"] == "patch":
+                        asked.patches -= 1
+                    else:
+                        asked.heard[text] += 1
+                    self.verdict.kinds[entry["kind"]] += 1
+                    asked.acknowledged.append(
+                        Ack(entry["v"], entry["kind"], text, entry["who"], entry["rev"], entry.get("count"))
+                    )
                 else:
                     self.verdict.write_errors[entry["code"]] += 1
+                    # Writes are tried for 20 s before they fail.
                     if not any(since <= entry["at"] <= until + 20 for since, until in self._windows):
                         self.verdict.write_errors_outside.append(entry["detail"])
-        return tries, acknowledged
+        return found
 
     async def _shown(self, cluster: Cluster) -> set[str]:
         body = {"size": 10_000, "_source": False, "query": {"match_all": {}}}
         answer = await cluster.search(names.read_alias(COLLECTION), body, timeout_s=10)
         return {hit["_id"] for hit in answer["hits"]["hits"]}
+
+
+CONCERN_READS: Final = (
+    "kill node",
+    "stop node",
+    "kill service",
+    "stop service",
+    "embedder outage",
+    "lose answers",
+)
+FAULTS: Final = (
+    *CONCERN_READS, "kill node", "kill service", "kill reindex", "kill reindex", "stop reindex", "kill writer",
+    "stop writer", "fill disk", "refuse items", "refuse items",
+)  # fmt: skip
+"""What is drawn from; what stands twice is drawn twice as often. Reads may fail in those that concern reads alone."""
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -736,7 +926,7 @@ def _get_json(url: str) -> Any:
 async def run_seed(cluster: LocalCluster, folder: Path, *, seed: int, say: Say, **options: Any) -> Verdict:
     """Run one seed on a running cluster, its logs in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - nothing else runs yet
-    return await Run(Place(cluster.urls, folder), cluster.nodes, seed=seed, say=say, **options).run()
+    return await Run(cluster, folder, seed=seed, say=say, **options).run()
 
 
 def start_cluster(data: Path, *, nodes: int, say: Say) -> LocalCluster:
@@ -750,61 +940,90 @@ def start_cluster(data: Path, *, nodes: int, say: Say) -> LocalCluster:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the seeds asked for; the last line is the sum, and 0 is returned if nothing was lost."""
     parser = argparse.ArgumentParser(
-        prog="./scripts/chaos", description="Kill things under real writes, and count what was lost."
+        prog="./scripts/chaos",
+        description="Kill things under real writes, and count what was lost. The last line reads "
+        "`acknowledged=N lost=N resurrected=N changed=N`; the exit code is 0 if nothing was, and readers met errors only "
+        "within faults that concern reads and always found every document that exists.",
     )
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="how many runs")
-    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="the first seed")
-    parser.add_argument("--nodes", type=int, choices=(1, 3), default=1, help="nodes of the cluster")
-    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="reindexes in each run")
-    parser.add_argument("--faults", type=int, default=3, metavar="N", help="faults in each reindex")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="how many runs (default 1)")
+    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="the first seed (default 1)")
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        choices=(1, 3),
+        help="nodes of the cluster; default: odd seeds on 1, even ones on 3",
+    )
+    parser.add_argument("--minutes", type=float, metavar="M", help="begin no further seed after so long")
+    parser.add_argument(
+        "--rounds", type=int, default=2, metavar="N", help="reindexes in each run (default 2)"
+    )
+    parser.add_argument(
+        "--faults", type=int, default=3, metavar="N", help="faults in each reindex (default 3)"
+    )
     parser.add_argument(
         "--broken", action="store_true", help="copy, then swap: must be found out, and ends with 1"
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all logs there")
-    for hidden in ("role", "place", "worker", "seed", "action", "changes", "rate"):
+    for hidden in ("role", "place", "seed", "arguments"):
         parser.add_argument(f"--{hidden}", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.role:
         return _play(given)
-    total = Verdict()
-    sound = True
+    total, sound = Verdict(), True
+    until = time.monotonic() + (given.minutes or 1e9) * 60
+    seeds = range(given.first, given.first + given.seeds)
     with contextlib.ExitStack() as held:
         folder = given.keep or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="halflife-chaos-")))
-        cluster = held.enter_context(start_cluster(folder / "nodes", nodes=given.nodes, say=print))
-        for seed in range(given.first, given.first + given.seeds):
-            print(f"seed {seed}, {given.nodes} node{'s' if given.nodes > 1 else ''}", flush=True)
-            verdict = asyncio.run(
-                run_seed(
-                    cluster, folder / f"seed-{seed}", seed=seed, say=lambda line: print(line, flush=True),
-                    rounds=given.rounds, faults=given.faults, broken=given.broken,
-                )
-            )  # fmt: skip
-            for name in ("lost", "resurrected", "changed", "invisible"):
-                for item in getattr(verdict, name)[:10]:
-                    print(f"  {name}: {item}")
-            for error in (*verdict.seen.errors[:5], *verdict.write_errors_outside[:5]):
-                print(f"  outside faults: {error}")
-            print(f"  {verdict.line()}\n  {verdict.figures()}", flush=True)
-            sound = sound and verdict.sound
-            total.acknowledged += verdict.acknowledged
-            for name in ("lost", "resurrected", "changed"):
-                getattr(total, name).extend(getattr(verdict, name))
+        for nodes in (1, 3):
+            chosen = [seed for seed in seeds if (given.nodes or (1 if seed % 2 else 3)) == nodes]
+            if not chosen or time.monotonic() > until:
+                continue
+            with start_cluster(folder / f"nodes-{nodes}", nodes=nodes, say=print) as cluster:
+                for seed in chosen:
+                    if time.monotonic() > until:
+                        break
+                    print(f"seed {seed}, {nodes} node{'s' if nodes > 1 else ''}", flush=True)
+                    verdict = asyncio.run(
+                        run_seed(
+                            cluster, folder / f"seed-{seed}", seed=seed, say=lambda line: print(line, flush=True),
+                            rounds=given.rounds, faults=given.faults, broken=given.broken,
+                        )
+                    )  # fmt: skip
+                    _tell(verdict)
+                    sound = sound and verdict.sound
+                    total.acknowledged += verdict.acknowledged
+                    for name in ("lost", "resurrected", "changed"):
+                        getattr(total, name).extend(getattr(verdict, name))
     print(total.line())
     return 0 if sound else 1
 
 
+def _tell(verdict: Verdict) -> None:
+    for name in ("lost", "resurrected", "changed", "invisible"):
+        for each in getattr(verdict, name)[:10]:
+            print(f"  {name}: {each}")
+    for what, found in (
+        ("a reader's error outside of faults", verdict.seen.errors),
+        ("stale", verdict.seen.stale),
+        ("short", verdict.seen.short),
+        ("a write refused outside of faults", verdict.write_errors_outside),
+    ):
+        for each in found[:5]:
+            print(f"  {what}: {each}")
+    for line in (*verdict.figures(), verdict.line()):
+        print(f"  {line}", flush=True)
+
+
 def _play(given: argparse.Namespace) -> int:
     """Be one of the processes of a run."""
-    place = Place.from_json(given.place)
-    end_with_stdin()
+    end_with_stdin(15.0)
     if given.role == "writer":
-        asyncio.run(write(place, int(given.worker), int(given.seed)))
+        asyncio.run(write(Place.from_json(given.place), 1, int(given.seed)))
         return 0
-    try:
-        asyncio.run(move(place, given.action, json.loads(given.changes), float(given.rate)))
-    except HalflifeError as error:
-        print(f"{given.action}: {error.code}: {error.detail}", flush=True)
-        return 1
+    from scripts import cli
+
+    sys.argv = ["halflife", *json.loads(given.arguments)]
+    cli.main()
     return 0
 
 

@@ -117,6 +117,8 @@ class Proxy(Loopback):
 
     `refuse` is the share of requests that are refused. `half_bulks` passes every second item of a bulk on and refuses
     the others one by one, as a node does whose queue fills up meanwhile; an item that comes alone passes.
+    `refuse_items` is the share of a bulk's items that are refused, with 429 or 503. `lose_answers` is the share of bulks
+    that the node carries out while the connection breaks before its answer is through.
     """
 
     def __init__(self, upstream: tuple[str, int], *, seed: int = 0) -> None:
@@ -124,6 +126,9 @@ class Proxy(Loopback):
         self._upstream = upstream
         self.refuse = 0.0
         self.half_bulks = False
+        self.refuse_items = 0.0
+        self.lose_answers = 0.0
+        self.lost_answers = 0
         self.refused = 0
         self.refused_items = 0
 
@@ -140,22 +145,49 @@ class Proxy(Loopback):
                     continue
                 kept: list[bool] = []
                 sent = asked.head + asked.body
-                if self.half_bulks and asked.path.startswith("/_bulk"):
-                    body, kept = _every_second(asked.body)
+                bulk = asked.path.startswith("/_bulk")
+                if bulk and (self.half_bulks or self.refuse_items):
+                    body, kept = self._thinned(asked.body)
+                    if not body:
+                        self.refused_items += len(kept)
+                        told = {"took": 0, "errors": True, "items": []}
+                        writer.write(
+                            _with_refused_items(answer(200, json.dumps(told).encode()), kept, self._refusal)
+                        )
+                        await writer.drain()
+                        continue
                     sent = _with_length(asked.head, len(body)) + body
-                if node is None:
+                if node is None or node[0].at_eof():
+                    # A node that was killed since the last request is not this one's failure.
                     node = await asyncio.open_connection(*self._upstream, limit=2**26)
                 node[1].write(sent)
                 await node[1].drain()
                 got = await _read_answer(node[0], head_only=asked.method == "HEAD")
                 if kept and not all(kept):
                     self.refused_items += kept.count(False)
-                    got = _with_refused_items(got, kept)
+                    got = _with_refused_items(got, kept, self._refusal)
+                if bulk and self.random.random() < self.lose_answers:
+                    self.lost_answers += 1
+                    return
                 writer.write(got)
                 await writer.drain()
         finally:
             if node is not None:
                 node[1].transport.abort()
+
+    def _refusal(self) -> "_Refusal":
+        return _REFUSED_ITEMS[0] if self.half_bulks else self.random.choice(_REFUSED_ITEMS)
+
+    def _thinned(self, body: bytes) -> tuple[bytes, list[bool]]:
+        """Return a bulk of index actions without those that are refused, and which are kept."""
+        lines = body.rstrip(b"\n").split(b"\n")
+        pairs = [lines[at : at + 2] for at in range(0, len(lines), 2)]
+        if self.half_bulks:
+            kept = [number % 2 == 0 for number in range(len(pairs))]
+        else:
+            kept = [self.random.random() >= self.refuse_items for _ in pairs]
+        left = [line for pair, keep in zip(pairs, kept, strict=True) if keep for line in pair]
+        return b"".join(line + b"\n" for line in left), kept
 
 
 _REFUSAL = json.dumps({
@@ -164,31 +196,32 @@ _REFUSAL = json.dumps({
 }).encode()  # fmt: skip
 
 
-def _every_second(body: bytes) -> tuple[bytes, list[bool]]:
-    """Return a bulk of index actions without every second one, and which are kept."""
-    lines = body.rstrip(b"\n").split(b"\n")
-    pairs = [lines[at : at + 2] for at in range(0, len(lines), 2)]
-    kept = [number % 2 == 0 for number in range(len(pairs))]
-    left = [line for pair, keep in zip(pairs, kept, strict=True) if keep for line in pair]
-    return b"\n".join(left) + b"\n", kept
-
-
 def _with_length(head: bytes, length: int) -> bytes:
     lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-length:")]
     return b"\r\n".join([lines[0], b"content-length: %d" % length, *lines[1:]])
 
 
-def _with_refused_items(got: bytes, kept: Sequence[bool]) -> bytes:
+_Refusal = tuple[int, str, str]
+_REFUSED_ITEMS: tuple[_Refusal, ...] = (
+    (429, "es_rejected_execution_exception", "rejected execution of a primary operation"),
+    (503, "unavailable_shards_exception", "primary shard is not active"),
+)
+
+
+def _with_refused_items(got: bytes, kept: Sequence[bool], choose: Callable[[], _Refusal]) -> bytes:
     head, _, body = got.partition(b"\r\n\r\n")
     if b"transfer-encoding: chunked" in head.lower():
         body = _unchunked(body)
     told = json.loads(body)
     items = iter(told["items"])
-    error = {"type": "es_rejected_execution_exception", "reason": "rejected execution of a primary operation"}
-    told["items"] = [
-        next(items) if keep else {"index": {"_index": "-", "_id": "-", "status": 429, "error": error}}
-        for keep in kept
-    ]
+
+    def refused() -> Json:
+        status, type_, reason = choose()
+        return {
+            "index": {"_index": "-", "_id": "-", "status": status, "error": {"type": type_, "reason": reason}}
+        }
+
+    told["items"] = [next(items) if keep else refused() for keep in kept]
     told["errors"] = True
     return answer(200, json.dumps(told).encode())
 

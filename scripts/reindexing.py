@@ -112,6 +112,15 @@ def reindex(
     allow_missing: Annotated[
         int, typer.Option(min=0, metavar="N", help="Leave up to N documents behind that don't fit.")
     ] = 0,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Only try: copy the first N documents into a new index, tell what it refuses, delete it. Never swaps.",
+            show_default=False,
+        ),
+    ] = None,
     status: Annotated[bool, typer.Option("--status", help="Say how far it is.")] = False,
     pause: Annotated[
         bool, typer.Option("--pause", help="Ask the process that works on it to stop; what it did is kept.")
@@ -163,6 +172,7 @@ def reindex(
     \b
     Examples:
       halflife reindex handbook --dry-run
+      halflife reindex handbook --declare price=double --limit 1000
       halflife reindex handbook --shards 3 --declare price=double
       halflife reindex handbook --reembed --rate 200
       halflife reindex handbook --status
@@ -171,7 +181,8 @@ def reindex(
       halflife reindex handbook --from-index wiki --map text=body --map creation_time=published
 
     Exit codes: 0 done; 1 refused or failed, the collection is as it was; 2 wrong usage; 3 Elasticsearch does not
-    answer; 4 (--status) one is under way or waits to be finished; 130 stopped, run it again to go on.
+    answer; 4 (--status) one is under way or waits to be finished, (--limit) nothing was moved; 130 stopped, run it again
+    to go on.
     """
     actions = {
         "--status": status,
@@ -198,6 +209,8 @@ def reindex(
         )
     if mapped and from_index is None:
         raise typer.BadParameter("goes with --from-index", param_hint="--map")
+    if limit is not None and (chosen or from_index is not None or dry_run or allow_missing):
+        raise typer.BadParameter("goes with what is to change, and --rate", param_hint="--limit")
     if len(chosen) > 1 or (chosen and asked.given):
         raise typer.BadParameter("one thing at a time", param_hint=", ".join(chosen))
     settings, whose = read_settings(stack.data_folder(data))
@@ -233,6 +246,8 @@ def reindex(
                         _confirm(f"Delete the old index of {collection}? It can't be undone then.", yes)
                         return _tell_state(await made.finish(), as_json)
                 changes = await _changes(asked, embedder)
+                if limit is not None:
+                    return _tell_trial(collection, limit, await made.trial(changes, limit), as_json=as_json)
                 state, _ = await made.status()
                 going_on = state is not None and state.phase == "copying"
                 if dry_run or not going_on:
@@ -849,6 +864,20 @@ def _tell_status(state: "State | None", standing: "Standing", *, as_json: bool) 
         if standing.fenced is not None:
             typer.echo("writes are paused at this moment")
     return UNDER_WAY if under_way else DONE
+
+
+def _tell_trial(collection: str, limit: int, failures: dict[str, str], *, as_json: bool) -> int:
+    if as_json:
+        typer.echo(json.dumps({"collection": collection, "limit": limit, "failures": failures}))
+    else:
+        for id_, reason in list(failures.items())[:20]:
+            say(f"✗ {id_} would be left behind: {reason}")
+        typer.echo(
+            f"{collection}: {len(failures)} of the first {limit} documents don't fit. Nothing was moved: run it without "
+            "--limit for that."
+        )
+    # Not 0: who chains commands must not take a trial for a move.
+    return UNDER_WAY
 
 
 _NEXT = {

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from typer.testing import CliRunner, Result
 
 from app.elastic import Cluster
 from app.errors import Unavailable
 from app.models import Collection
 from app.reranking import Reranker
 from app.settings import Settings
+from scripts import cli
 from tests.fakes import EmbeddingServer, FarEnd, Reply, Seen
 from tests.searching import Asker, StandIn, drop_collection, ids, make_collection
 from tests.service import serving
@@ -80,8 +83,14 @@ COVERED: dict[str, list[str]] = {
     "BC-42": ["test_indexing::BC-42", "test_templates::test_metadata_mapping_takes_any_order_of_any_types_and_never_grows"],
     "BC-44": ["test_bugcases::test_metadata_filter_bc44", "test_indexing::test_a_filter_deletes_exactly_what_it_matches"],
     "BC-45": ["test_api::test_bulk_bc45_bad_items_are_told_and_the_others_stored", "test_indexing::BC-45"],
-    "BC-47": ["test_indexing::BC-47"],
-    "BC-49": ["test_reindex::test_knn_still_finds_all_thirty", "test_reindex::test_lost_vectors_forbid_the_swap"],
+    "BC-47": [
+        "test_indexing::BC-47", "test_bugcases::test_refresh_bc47_over_http",
+        "test_loading::test_batches_are_bounded_by_count_and_bytes_and_the_last_one_refreshes",
+    ],
+    "BC-49": [
+        "test_bugcases::test_reindex_bc49_all_thirty_are_found_whatever_was_done_to_them",
+        "test_reindex::test_knn_still_finds_all_thirty", "test_reindex::test_lost_vectors_forbid_the_swap",
+    ],
     "BC-51": [
         "test_catalog::test_startup_of_many_services_on_an_empty_cluster_makes_one_index",
         "test_catalog::test_startup_twenty_creators_at_once",
@@ -89,7 +98,11 @@ COVERED: dict[str, list[str]] = {
         "test_catalog::test_startup_search_right_after_creation_finds_nothing_and_fails_not",
     ],
     "BC-53": [
+        "test_bugcases::test_reindex_bc53_each_case_ends_with_a_code_and_leaves_the_old_index_live",
         "test_reindex::test_documents_that_do_not_fit_are_named_and_nothing_is_swapped",
+        "test_reindex::test_a_trial_tells_what_would_not_fit_and_moves_nothing",
+        "test_reindex::test_an_index_of_the_new_ones_name_is_left_alone",
+        "test_reindex::test_a_killed_reindex_is_resumed_wherever_it_was",
         "test_reindex::test_a_stopped_reindex_goes_on_where_it_was",
         "test_reindex::test_a_second_process_is_refused_and_may_ask_for_a_pause",
     ],
@@ -313,3 +326,127 @@ async def test_metadata_filter_bc44(made: Any) -> None:
     ):
         for routes in ([TEXT], [NEAR], [TEXT, NEAR]):
             assert ids(await asker.ask("x", filter=given, routes=routes)) == wanted, given
+
+
+def refreshed(service: httpx2.Client, name: str, refresh: str, **document: Any) -> httpx2.Response:
+    return service.post(
+        f"/v1/collections/{name}/documents", json={"documents": [document], "refresh": refresh}
+    )
+
+
+@pytest.mark.node
+def test_refresh_bc47_over_http(service: httpx2.Client) -> None:
+    name = f"shown_{uuid.uuid4().hex[:10]}"
+    documents = f"/v1/collections/{name}/documents"
+
+    def found() -> set[str]:
+        body = {"collection": name, "query": "word", "routes": [TEXT, NEAR], "dedup": {}, "explain": True}
+        answer = service.post("/v1/search", json=body)
+        assert answer.status_code == 200, answer.text
+        return {hit["id"] for hit in answer.json()["hits"]}
+
+    try:
+        assert refreshed(service, name, "false", id="v", text="word").json()["failed"] == 0
+        assert found() <= {"v"}
+        assert service.get(f"{documents}/v").status_code == 200
+        deadline = time.monotonic() + 60
+        while not found() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert refreshed(service, name, "wait_for", id="v2", text="word too").json()["failed"] == 0
+        assert found() == {"v", "v2"}
+        assert service.delete(f"{documents}/v").status_code == 200
+        # It may be listed still; fetching what a search has found must not fail for that.
+        assert {"v2"} <= found() <= {"v", "v2"}
+        assert service.get(f"{documents}/v").status_code == 404
+        gone = service.post(f"{documents}/delete", json={"ids": ["v2"], "refresh": "wait_for"})
+        assert gone.json()["deleted"] == 1
+        assert found() == set()
+        for wrong in ("yes", "True", "", "none"):
+            refused = refreshed(service, name, wrong, id="v", text="word")
+            assert (refused.status_code, refused.json()["field"]) == (422, "refresh"), wrong
+    finally:
+        service.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
+def command(node_url: str, embedding: FarEnd, *arguments: str) -> Result:
+    """Run `halflife` as an operator would, with the settings of the service."""
+    environment = {
+        "HALFLIFE_ELASTICSEARCH_URL": node_url, "HALFLIFE_ELASTICSEARCH_TIMEOUT_S": "60",
+        "HALFLIFE_EMBEDDING_BASE_URL": f"{embedding.url}/v1", "HALFLIFE_EMBEDDING_MODEL": "far-end",
+        "HALFLIFE_EMBEDDING_DIMS": "4", "HALFLIFE_EMBEDDING_QUERY_PREFIX": "", "HALFLIFE_EMBEDDING_DOCUMENT_PREFIX": "",
+    }  # fmt: skip
+    return CliRunner().invoke(cli.app, list(arguments), prog_name="halflife", env=environment)
+
+
+@pytest.mark.node
+def test_reindex_bc49_all_thirty_are_found_whatever_was_done_to_them(node_url: str, tmp_path: Path) -> None:
+    name = f"thirty_{uuid.uuid4().hex[:10]}"
+    copy = f"{name}_copy"
+    with EmbeddingServer(dims=4) as server, serving(settings_for(node_url, server, dims=4)) as running:
+        api = running.client
+
+        def found(collection: str) -> int:
+            body = {"collection": collection, "query": "word 1", "routes": [NEAR], "top_k": 30}
+            answer = api.post("/v1/search", json=body)
+            assert answer.status_code == 200, answer.text
+            return len(answer.json()["hits"])
+
+        try:
+            items = [{"id": f"n{at}", "text": f"word {at}"} for at in range(30)]
+            documents = f"/v1/collections/{name}/documents"
+            api.post(documents, json={"documents": items, "refresh": "true"})
+            assert found(name) == 30
+            read = api.get(f"{documents}/n3").json()
+            back = {key: read[key] for key in ("id", "text", "title", "metadata")}
+            assert api.post(documents, json={"documents": [back], "refresh": "true"}).json()["failed"] == 0
+            changes = {"documents": [{"id": "n4", "tags": ["t"]}], "refresh": "true"}
+            assert api.patch(documents, json=changes).json()["failed"] == 0
+            assert found(name) == 30
+            moved = command(node_url, server, "reindex", name, "--shards", "2", "--yes")
+            assert moved.exit_code == 0, moved.output
+            assert found(name) == 30
+            archive = str(tmp_path / "thirty.jsonl.zst")
+            assert command(node_url, server, "export", name, archive).exit_code == 0
+            assert command(node_url, server, "import", archive, "--collection", copy).exit_code == 0
+            api.post(f"/v1/collections/{copy}/documents/delete", json={"ids": ["none"], "refresh": "true"})
+            assert refreshed(api, copy, "true", id="n0", text="word 0").json()["failed"] == 0
+            assert found(copy) == 30
+        finally:
+            for each in (name, copy):
+                api.delete(f"/v1/collections/{each}", params={"confirm": each})
+
+
+@pytest.mark.node
+def test_reindex_bc53_each_case_ends_with_a_code_and_leaves_the_old_index_live(node_url: str) -> None:
+    name = f"moved_{uuid.uuid4().hex[:10]}"
+    with EmbeddingServer(dims=4) as server, serving(settings_for(node_url, server, dims=4)) as running:
+        api = running.client
+        try:
+            items = [{"id": f"n{at}", "text": f"word {at}", "metadata": {"n": at}} for at in range(20)]
+            odd = [{"id": id_, "text": "word", "metadata": {"n": "seven"}} for id_ in ("bad1", "bad2")]
+            documents = {"documents": [*items, *odd], "refresh": "true"}
+            assert api.post(f"/v1/collections/{name}/documents", json=documents).json()["failed"] == 0
+            live = api.get(f"/v1/collections/{name}").json()["index"]
+
+            def reindex(*arguments: str, collection: str = name) -> Result:
+                return command(node_url, server, "reindex", collection, *arguments)
+
+            two_short = reindex("--declare", "n=long", "--yes")
+            assert two_short.exit_code == 1
+            assert "bad1" in two_short.stderr
+            assert "bad2" in two_short.stderr
+            assert reindex("--abort", "--yes").exit_code == 0
+            trial = reindex("--declare", "n=long", "--limit", "10", "--yes")
+            assert (trial.exit_code, "Nothing was moved" in trial.stdout) == (4, True)
+            assert "bad1" in trial.stderr
+            for wrong in (("--limit", "0"), ("--limit", "10", "--finish"), ("--limit", "10", "--dry-run")):
+                assert reindex(*wrong, "--yes").exit_code == 2, wrong
+            missing = reindex("--yes", collection=f"{name}_none")
+            assert (missing.exit_code, "there is no collection" in missing.stderr) == (1, True)
+            assert reindex("--from-index", f"{name}_none", "--yes").exit_code == 1
+            assert api.get(f"/v1/collections/{name}").json()["index"] == live
+            # By leave, and only then, two are left behind.
+            assert reindex("--declare", "n=long", "--allow-missing", "2", "--yes").exit_code == 0
+            assert api.get(f"/v1/collections/{name}").json()["index"] != live
+        finally:
+            api.delete(f"/v1/collections/{name}", params={"confirm": name})

@@ -139,7 +139,7 @@ async def test_a_collection_is_what_its_options_say(cluster, templates, unique):
     assert settings["index.auto_expand_replicas"] == "false"
     known = await catalog.get(cluster, name)
     assert known.collection == made
-    assert known.targets == (WriteTarget(names.write_alias(name, 1), made.index, 1, "a"),)
+    assert known.target == WriteTarget(names.write_alias(name, 1), made.index, 1, "a")
     assert await cluster.resolve_aliases(names.read_alias(name)) == {
         names.read_alias(name): {made.index: {"filter": catalog.TOMBSTONES_HIDDEN, "is_write_index": True}}
     }
@@ -228,7 +228,8 @@ async def test_startup_first_upsert_without_templates_still_makes_the_proper_ind
     await remove_templates(cluster)
     name = unique()
     known = await Catalog(cluster).ensure(name, PLAIN, dims=8, model=None, moment=now())
-    [target] = known.targets
+    target = known.target
+    assert target is not None
     [outcome] = await cluster.bulk(
         [
             BulkAction(
@@ -400,7 +401,7 @@ async def test_a_read_alias_without_its_filter_or_over_two_indices_is_refused(cl
 
 
 @NODE
-async def test_the_targets_are_those_of_the_newest_generation(cluster, templates, unique):
+async def test_the_target_is_that_of_the_newest_generation(cluster, templates, unique):
     name = unique()
     made = await make(cluster, name)
     second = names.index_name(name, now())
@@ -410,10 +411,7 @@ async def test_the_targets_are_those_of_the_newest_generation(cluster, templates
     )
     await cluster.update_aliases([{"add": {"index": made.index, "alias": names.write_alias(name, 2, "a")}}])
     known = await catalog.get(cluster, name)
-    assert known.targets == (
-        WriteTarget(names.write_alias(name, 2, "a"), made.index, 2, "a"),
-        WriteTarget(names.write_alias(name, 2, "b"), second, 2, "b"),
-    )
+    assert known.target == WriteTarget(names.write_alias(name, 2, "a"), made.index, 2, "a")
     gone = [(made.index, names.write_alias(name, generation)) for generation in (1, 2)] + [
         (second, names.write_alias(name, 2, "b"))
     ]

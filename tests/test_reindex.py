@@ -214,6 +214,35 @@ async def test_documents_that_do_not_fit_are_named_and_nothing_is_swapped(world:
     assert (await world.dump())["odd"][1]["declared"] == {"n": 7}
 
 
+async def test_a_trial_tells_what_would_not_fit_and_moves_nothing(world: World) -> None:
+    """BC-53: a run of a limited number of documents never swaps."""
+    await fill(world, 60)
+    await world.upsert({"id": "d11", "text": "t", "metadata": {"n": "seven"}})
+    before, indices = await world.dump(), await world.indices()
+    assert list(await world.reindexer().trial(Changes(declare={"n": "long"}), 10)) == ["d11"]
+    assert await world.reindexer().trial(Changes(shards=2, model="fake-16", dims=16), 10) == {}
+    assert [step.done for step in world.steps if step.step == "trying"] == [10, 10]
+    assert (await world.dump(), await world.indices()) == (before, indices)
+    assert (await world.reindexer().status())[0] is None
+    outcome = await world.reindexer().run(Changes(shards=2))
+    assert outcome.state.phase == "swapped"
+    with pytest.raises(Conflict, match="under way"):
+        await world.reindexer().trial(Changes(), 10)
+
+
+async def test_an_index_of_the_new_ones_name_is_left_alone(world: World) -> None:
+    """BC-53: the target's name exists already."""
+    await fill(world, 20)
+    moment = now()
+    taken = names.index_name(world.name, moment)
+    await world.cluster.create_index(taken, {"settings": {"index.number_of_replicas": 0}})
+    there = Reindexer(world.cluster, world.name, embedder=world.embedder, now=lambda: moment, patience_s=30)
+    assert (await there.run(Changes())).state.target != taken
+    assert len(await world.dump()) == 20
+    await there.roll_back()
+    assert taken in await world.indices()
+
+
 async def test_a_document_may_be_left_behind_by_leave_and_a_rollback_has_it(world: World) -> None:
     await fill(world, 20)
     old = (await world.collection()).index
