@@ -199,7 +199,7 @@ class Caller:
                 await self._count(f"c{self._rng.randrange(COUNTERS)}")
             else:
                 await self._write(kind)
-            await asyncio.sleep(self._rng.uniform(0, 0.05))
+            await asyncio.sleep(self._rng.uniform(0, 0.15))
 
     async def _write(self, kind: str) -> None:
         pool = [f"v{n}" for n in range(REVISED)] if kind == "revise" else [f"d{n}" for n in range(FREE)]
