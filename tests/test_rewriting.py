@@ -1,19 +1,23 @@
 """Rewriting by a chat model: the door against a far end, then searches on a real node that its answers widen."""
 
+import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from app.elastic import Cluster
 from app.errors import InvalidRequest, RewriterFailed, Unavailable
 from app.models import RewriteOptions, Why
 from app.rewriting import MOST_TERMS, Rewriter
 from app.search import Caller
+from app.settings import Settings
 from app.why import why
-from tests.fakes import ChatServer, Reply
+from tests.fakes import ChatServer, EmbeddingServer, Reply
 from tests.searching import NOW_MS, PATIENT, Asker, StandIn, drop_collection, ids, make_collection
+from tests.service import serving
 
 ALL = RewriteOptions(keywords=True, expansion=True, queries=2)
 SAID = {
@@ -210,3 +214,33 @@ async def test_filters_hold_for_what_the_model_adds_and_why_sees_it(asker: Asker
     assert told.on_page
     assert not told.routes["text"].matches
     assert told.routes["rewrite_expansion"].matches
+
+
+@pytest.mark.node
+def test_the_service_is_wired_to_the_configured_model(node_url: str, chat: ChatServer) -> None:
+    name = f"rewriting_{uuid.uuid4().hex[:10]}"
+    with EmbeddingServer(dims=4) as embedding:
+        settings = Settings(
+            elasticsearch_url=node_url,
+            elasticsearch_timeout_s=60,
+            embedding_base_url=embedding.base_url,
+            embedding_model="far-end",
+            embedding_dims=4,
+            rewrite_url=chat.base_url,
+            rewrite_model="a-model",
+            rewrite_key=SecretStr("sk-1"),
+            rewrite_timeout_s=20,
+        )
+        with serving(settings) as running:
+            documents = [{"id": "vacation", "text": "unused vacation days expire"}]
+            running.client.post(
+                f"/v1/collections/{name}/documents", json={"documents": documents, "refresh": "wait_for"}
+            )
+            body = {"collection": name, "query": QUERY, **ASKED, **TEXT}
+            answer = running.client.post("/v1/search", json=body).json()
+            checks = running.client.get("/readyz").json()["checks"]
+            running.client.delete(f"/v1/collections/{name}", params={"confirm": name})
+    assert [hit["id"] for hit in answer["hits"]] == ["vacation"]
+    assert answer["rewrites"][0]["source"] == "model"
+    assert checks["rewriter"]["status"] == "ok"
+    assert "sk-1" not in str(checks)
