@@ -412,9 +412,7 @@ def _typed(field: Field, value: Any, path: str) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if field.kind == "keyword":
         if not isinstance(value, str):
-            raise _refuse(
-                path, f"compares text, not {_described(value)}", f'write it as text: "{_json(value)}"'
-            )
+            raise _refuse(path, f"compares text, not {_described(value)}", _as_text(value))
         return _text(value, path)
     if field.kind == "boolean":
         if not isinstance(value, bool):
@@ -516,6 +514,13 @@ def _units(text: str) -> int:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _as_text(value: Any) -> str:
+    """Return the remedy for a value that should be text; a number may have more digits than can be written."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "write it as text, in quotes"
+    return f'write it as text: "{_json(value)}"'
 
 
 def _shown(key: str) -> str:

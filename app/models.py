@@ -122,8 +122,14 @@ def _check_id(value: str) -> str:
 DocumentId = Annotated[
     str,
     AfterValidator(_check_id),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}),
-]
+    WithJsonSchema({
+        "type": "string",
+        "minLength": 1,
+        "maxLength": MAX_ID_BYTES,
+        "not": {"const": ".."},
+        "description": f"1 to {MAX_ID_BYTES} bytes of UTF-8.",
+    }),
+]  # fmt: skip
 
 _COLLECTION = re.compile(r"[a-z0-9][a-z0-9_]*(?:-[a-z0-9_]+)*")
 _RESERVED_COLLECTION = re.compile(r".*-(?:\d{14,}|w-\d+-[ab])|.*-w-\d+-[ab]|w-\d+-[ab]|\d{14,}")
@@ -142,7 +148,7 @@ def check_collection(value: str) -> str:
 CollectionName = Annotated[
     str,
     AfterValidator(check_collection),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 100, "pattern": f"^{_COLLECTION.pattern}$", "examples": ["handbook"]}),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 100, "pattern": f"^{_COLLECTION.pattern}$", "not": {"pattern": f"^({_RESERVED_COLLECTION.pattern})$"}, "examples": ["handbook"]}),
 ]  # fmt: skip
 
 Filter = Annotated[
@@ -163,7 +169,7 @@ Filter = Annotated[
 DecayKind = Literal["exp", "gauss", "linear"]
 DecayField = Literal["creation_time", "updated_at", "last_accessed_at"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-_RATE = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*/\s*(d|h|m|s)\s*")
+_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*/\s*(d|h|m|s)\s*")
 
 
 def _rate_per_day(value: Any) -> Any:
@@ -173,6 +179,20 @@ def _rate_per_day(value: Any) -> Any:
             raise invalid("a rate is a number per day, or text with its unit, such as '0.02/h'")
         return float(match[1]) * (DAY_MS / MS[match[2]])
     return value
+
+
+RatePerDay = Annotated[
+    float,
+    Field(gt=0, le=1e8),
+    BeforeValidator(_rate_per_day),
+    WithJsonSchema({
+        "anyOf": [
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 1e8},
+            {"type": "string", "pattern": f"^{_RATE.pattern}$"},
+        ],
+        "examples": [0.01, "0.02/h"],
+    }),
+]  # fmt: skip
 
 
 class DecayStrength(Value):
@@ -188,10 +208,9 @@ class DecayStrength(Value):
     decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="Decay at `scale`; 0.5 if left out."
     )
-    rate: Annotated[float, Field(gt=0, le=1e8), BeforeValidator(_rate_per_day)] | None = Field(
+    rate: RatePerDay | None = Field(
         None,
         description="Per day (or text such as '0.02/h'): exp is exp(-rate*age), linear is 1 - rate*age.",
-        json_schema_extra={"type": ["number", "string", "null"], "anyOf": None},
     )
     hourly_loss: Fraction | None = Field(
         None, description="(1 - hourly_loss)^hours: LangChain's decay_rate; exp only."
@@ -547,11 +566,17 @@ def _vector(value: list[float]) -> list[float]:
 Vector = Annotated[list[float], AfterValidator(_vector)]
 
 
+NOT_BLANK = r"[^\s\u0000\u001c-\u001f\u0085]"
+"""As a pattern in the schema: some character is neither white space nor NUL."""
+
+
 class Query(Value):
     """What is looked for: the part of a search that differs between the queries of a batch."""
 
     query: Annotated[Text, Field(min_length=1, max_length=MAX_QUERY_CHARS)] = Field(
-        description="The question or keywords, as typed.", examples=["how long may I carry over leave?"]
+        description="The question or keywords, as typed.",
+        examples=["how long may I carry over leave?"],
+        json_schema_extra={"pattern": NOT_BLANK},
     )
     query_vector: Vector | None = Field(
         None,

@@ -8,9 +8,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 
-from app import models
+from app import fields, models
+from app.filters import MAX_VALUE_UNITS
+from app.times import INSTANT_SCHEMA
 
 REF = "#/components/schemas/{model}"
 
@@ -212,10 +214,19 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
         *{model: None for bodies, _ in _BODIES.values() for model in bodies},
         *_ALSO,
     ]
-    _, definitions = models_json_schema([(model, "validation") for model in wanted], ref_template=REF)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for name, schema in definitions.get("$defs", {}).items():
-        schemas[name] = schema
+    _, answered = models_json_schema(
+        [(model, "serialization") for model in _ANSWERS], ref_template=REF, schema_generator=_Written
+    )
+    schemas.update(answered.get("$defs", {}))
+    # What callers send and get alike (profiles) is described as it is sent.
+    _, sent = models_json_schema([(model, "validation") for model in wanted], ref_template=REF)
+    schemas.update(sent.get("$defs", {}))
+    for schema in schemas.values():
+        _name_filter(schema.get("properties", {}))
+    schemas |= _filter_schemas()
+    schemas["SearchBatch"] = _batch_schema(schemas["Search"], schemas["SearchBatch"])
+    schemas["SearchResults"] = RESULTS_SCHEMA
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
     schemas["Problem"] = PROBLEM_SCHEMA
@@ -236,6 +247,19 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
             if (path, method) == ("/v1/collections/{collection}/files", "post"):
                 operation["requestBody"] = FILES_BODY
             operation["responses"].pop("422", None)
+            for parameter in operation.get("parameters", ()):
+                _complete_parameter(parameter, schemas)
+            if path == "/v1/search":
+                operation["responses"]["200"]["content"]["application/json"]["schema"] = {
+                    "anyOf": [{"$ref": REF.format(model=name)} for name in ("SearchResult", "SearchResults")]
+                }
+            if path == "/metrics":
+                operation["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+            if path == "/readyz":
+                operation["responses"]["503"] = {
+                    **operation["responses"]["200"],
+                    "description": "It can't serve: what is missing.",
+                }
             for scope in (name for each in operation.get("security", ()) for name in each["bearer"]):
                 told = f"Where keys are configured: the scope `{scope}`."
                 operation["description"] = f"{operation.get('description', '')}\n\n{told}".strip()
@@ -250,6 +274,144 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
                 }
     return document
 
+
+_ANSWERS = (
+    models.SearchResult, models.WhyResult, models.BulkResult, models.FilesResult, models.Deletion,
+    models.DocumentPage, models.StoredDocument, models.Collection, models.CollectionDetails,
+)  # fmt: skip
+
+
+class _Written(GenerateJsonSchema):
+    """Describes answers by their fields; serialisers that leave empty ones out would hide them all."""
+
+    def ser_schema(self, schema: Any) -> JsonSchemaValue | None:
+        return None if schema["type"] == "function-wrap" else super().ser_schema(schema)
+
+
+def _name_filter(properties: dict[str, Any]) -> None:
+    """Let a property that takes a filter refer to the filter's grammar."""
+    given = properties.get("filter")
+    if given is None:
+        return
+    example = given["anyOf"][0].get("examples", [])
+    properties["filter"] = {
+        "anyOf": [{"$ref": REF.format(model="Filter")}, {"type": "null"}],
+        "default": None,
+        "examples": example,
+    }
+
+
+def _complete_parameter(parameter: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Say of a parameter what its route checks by itself."""
+    name, place = parameter["name"], parameter["in"]
+    if (name, place) == ("collection", "path"):
+        parameter["schema"] = schemas["Search"]["properties"]["collection"]
+    elif (name, place) == ("document_id", "path"):
+        parameter["schema"] = schemas["Document"]["properties"]["id"]
+    elif (name, place) == ("filter", "query"):
+        parameter.pop("schema")
+        parameter["content"] = {"application/json": {"schema": {"$ref": REF.format(model="Filter")}}}
+    elif (name, place) == ("confirm", "query"):
+        parameter["required"] = True
+        parameter["schema"] = schemas["Search"]["properties"]["collection"]
+    elif place == "query" and "anyOf" in parameter["schema"]:
+        # A parameter is text or absent; nobody can write null in a URL.
+        [schema] = [each for each in parameter["schema"].pop("anyOf") if each != {"type": "null"}]
+        parameter["schema"] |= schema
+
+
+def _batch_schema(search: dict[str, Any], batch: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a batch: what its queries share stands beside them, each may carry any other field."""
+    shared = {
+        name: schema for name, schema in search["properties"].items() if name not in ("query", "query_vector")
+    }
+    own = {name: schema for name, schema in search["properties"].items() if name != "collection"}
+    query = {
+        "type": "object",
+        "title": "BatchQuery",
+        "properties": own,
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+    queries = {**batch["properties"]["queries"], "items": {"anyOf": [query, own["query"]]}}
+    return {
+        **batch,
+        "properties": {"queries": queries, **shared},
+        "required": ["collection", "queries"],
+        "additionalProperties": False,
+    }
+
+
+def _filter_schemas() -> dict[str, Any]:
+    """Return the grammar of filters: each reserved field with what it is compared with, other names as metadata."""
+    text = {"type": "string", "maxLength": MAX_VALUE_UNITS}
+    scalars: dict[str, dict[str, Any]] = {
+        "keyword": text,
+        "date": INSTANT_SCHEMA,
+        "boolean": {"type": "boolean"},
+        "double": {"type": "number"},
+        "any": {"anyOf": [text, {"type": "number"}, {"type": "boolean"}]},
+    }
+    ranged = ("date", "double", "any")
+    tests = {}
+    for kind, value in scalars.items():
+        several = {"type": "array", "items": value, "maxItems": models.MAX_FILTER_TERMS}
+        operators: dict[str, Any] = {
+            "in": several,
+            "ne": {"anyOf": [value, {**several, "minItems": 1}]},
+            "exists": {"type": "boolean"},
+        }
+        if kind in ranged:
+            operators |= dict.fromkeys(("gt", "gte", "lt", "lte"), value)
+        object_form = {
+            "type": "object",
+            "properties": operators,
+            "minProperties": 1,
+            "additionalProperties": False,
+            "allOf": [
+                {"not": {"required": ["gt", "gte"]}},
+                {"not": {"required": ["lt", "lte"]}},
+            ],
+        }
+        tests[kind] = {"anyOf": [value, several, object_form]}
+    filters = {"$ref": REF.format(model="NestedFilter")}
+    group = {"type": "array", "items": filters, "minItems": 1}
+    inner = (fields.TEXT, fields.CHUNKS, fields.DECLARED, fields.DELETED, fields.DOCUMENT_ID, fields.METADATA)
+    grammar = {
+        "type": "object",
+        "title": "Filter",
+        "description": (
+            "Field or metadata key -> a value, a list of values (any of them), or an object of operators "
+            "(gt, gte, lt, lte, in, ne, exists); `and` / `or` take lists of filters, `not` takes one. Ranges need a date "
+            f"field or a field declared for the collection. Nested at most {models.MAX_FILTER_DEPTH} deep."
+        ),
+        "properties": {
+            **{name: tests[kind] for name, kind in fields.RESERVED.items()},
+            "and": group,
+            "or": group,
+            "not": filters,
+            # What the index calls something that no filter sees.
+            **{name: False for name in inner if name not in fields.RESERVED},
+        },
+        "additionalProperties": tests["any"],
+        "examples": [{"lang": "en", "creation_time": {"gte": "2025-01-01"}, "not": {"tags": "draft"}}],
+    }
+    return {"Filter": grammar, "NestedFilter": {**grammar, "title": "NestedFilter", "minProperties": 1}}
+
+
+RESULTS_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "title": "SearchResults",
+    "description": "The answers to a batch, in the order of its queries; a query that failed has its problem.",
+    "required": ["results"],
+    "additionalProperties": False,
+    "properties": {
+        "results": {
+            "type": "array",
+            "items": {"anyOf": [{"$ref": REF.format(model=name)} for name in ("SearchResult", "Problem")]},
+        }
+    },
+}
 
 TIMEOUT_PARAMETER: dict[str, Any] = {
     "name": "X-Halflife-Timeout-Ms",

@@ -165,15 +165,34 @@ def _zone(text: str | None) -> timezone:
     return timezone(sign * timedelta(hours=int(digits[:2]), minutes=int(digits[2:])))
 
 
+_CLOCK = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d([.,]\d{1,18})?)?"
+_OFFSET = r"[Zz]|[+-]([01]\d|2[0-3]):?[0-5]\d"
+_INSTANT_PATTERN = (
+    r"^\s*\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])" + f"([T ]{_CLOCK}({_OFFSET})?)?" + r"\s*$"
+)
+
+INSTANT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "pattern": _INSTANT_PATTERN.replace(r"\d", "[0-9]")},
+        {"type": "number", "minimum": _SECONDS[0], "exclusiveMaximum": _SECONDS[1]},
+        {"type": "number", "minimum": _MILLIS[0], "exclusiveMaximum": _MILLIS[1]},
+    ],
+    "description": "ISO 8601 (no offset means UTC; a date alone is its midnight), or a Unix time in seconds or milliseconds",
+    "examples": ["2026-01-31T00:00:00Z"],
+}
+"""What `parse_instant` takes, as JSON Schema."""
+
 Instant = Annotated[
     datetime,
     BeforeValidator(parse_instant),
     PlainSerializer(format_instant, return_type=str, when_used="json"),
+    WithJsonSchema(INSTANT_SCHEMA, mode="validation"),
     WithJsonSchema({
-        "anyOf": [{"type": "string"}, {"type": "number"}],
-        "description": "ISO 8601 (no offset means UTC; a date alone is its midnight), or a Unix time in seconds or milliseconds",
-        "examples": ["2026-01-31T00:00:00Z"],
-    }),
+        "type": "string",
+        "format": "date-time",
+        "description": "ISO 8601 in UTC, to the millisecond",
+        "examples": ["2026-01-31T00:00:00.000Z"],
+    }, mode="serialization"),
 ]  # fmt: skip
 
 Duration = Annotated[
@@ -184,6 +203,6 @@ Duration = Annotated[
         "type": "string",
         "description": "whole number with a unit: d, h, m (minutes), s, ms; or ISO 8601",
         "examples": ["14d", "36h", "P14D"],
-        "pattern": r"^\s*(\d{1,19}(ms|[sSmhHdD])|P(?=\d|T\d)(\d{1,12}W)?(\d{1,12}D)?(T(\d{1,12}H)?(\d{1,12}M)?(\d{1,12}S)?)?)\s*$",
+        "pattern": r"^\s*(\d{1,19}(ms|[sSmhHdD])|P(?=\d|T\d)(\d{1,12}W)?(\d{1,12}D)?(T(?=\d)(\d{1,12}H)?(\d{1,12}M)?(\d{1,12}S)?)?)\s*$".replace(r"\d", "[0-9]"),
     }),
 ]  # fmt: skip

@@ -287,6 +287,11 @@ def test_limits_are_inclusive(value: dict[str, Any]):
     assert compile_filter(value, declared=DECLARED)
 
 
+def test_a_number_of_more_digits_than_python_writes_is_refused_like_any_other():
+    with pytest.raises(InvalidRequest, match=r"`filter\.lang` compares text, not a number"):
+        compile_filter({"lang": 2**20_000}, declared=DECLARED)
+
+
 def test_the_path_starts_where_the_filter_stands():
     with pytest.raises(InvalidRequest, match=r"`routes\[2\].filter.a`") as caught:
         compile_filter({"a": None}, declared={}, path="routes[2].filter")
