@@ -607,9 +607,8 @@ def test_every_openapi_example_runs_and_answers_as_described(client, collection)
                     value = json.loads(
                         json.dumps(example["value"]).replace('"handbook"', '"handbook_examples"')
                     )
-                    target = collection if method == "put" else "handbook_examples"
-                    if method == "put":
-                        target = f"{collection}_{name}"
+                    makes = (method, path) == ("put", "/v1/collections/{collection}")
+                    target = f"{collection}_{name}" if makes else "handbook_examples"
                     answer = client.request(method, path.replace("{collection}", target), json=value)
                     if path == "/v1/feedback":
                         problem(answer, 404, "search_id")  # an example can't know what was logged here
@@ -618,7 +617,7 @@ def test_every_openapi_example_runs_and_answers_as_described(client, collection)
                     schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
                     if "results" not in answer.json():
                         jsonschema.validate(answer.json(), {**schema, "components": document["components"]})
-                    if method == "put":
+                    if makes:
                         client.delete(f"/v1/collections/{target}", params={"confirm": target})
     finally:
         client.delete("/v1/collections/handbook_examples", params={"confirm": "handbook_examples"})
