@@ -331,11 +331,8 @@ def _watching(trials: int, *, hidden: bool) -> "Iterator[Callable[[Trial, int], 
     """Yield what tells of each trial: a line, on standard error."""
     from scripts.cli import say
 
-    best = [0.0]
-
     def told(trial: "Trial", done: int) -> None:
-        best[0] = max(best[0], trial.gain)
-        losses = "".join(f", {name} {-loss:+.4f}" for name, loss in trial.losses.items())
+        losses = "".join(f", {name} {0.0 - loss:+.4f}" for name, loss in trial.losses.items())
         say(f"trial {trial.number} ({done} of {trials}): {trial.gain:+.4f}{losses}   {trial.seconds:.0f} s")
 
     yield (lambda trial, done: None) if hidden else told

@@ -192,7 +192,7 @@ def _point(outcome: Outcome, trial: Trial, x: float) -> _Point:
         colour = _START
     elif trial.number == outcome.best.number:
         colour = _BEST
-    losses = "".join(f", {name} {-loss:+.4f}" for name, loss in trial.losses.items())
+    losses = "".join(f", {name} {0.0 - loss:+.4f}" for name, loss in trial.losses.items())
     told = f"trial {trial.number}: {trial.gain:+.4f}{losses}; {json.dumps(dict(trial.parameters), ensure_ascii=False)}"
     return _Point(x, trial.gain, colour, told, large=trial.number in (0, outcome.best.number))
 
