@@ -521,7 +521,8 @@ class Tuner:
     def _compare(self, part: Part, profile: evaluating.Profile, questions: Sequence[Question]) -> SetResult:
         training = questions is part.training
         start = self._start[part.name] if training else self._figures(part, self.task.start, questions)
-        best = self._figures(part, profile, questions)
+        same = dict(profile.options) == dict(self.task.start.options)
+        best = start if same else self._figures(part, profile, questions)
         if not training:
             metric = metric_of(self.task, part)
             ids = [question.id for question in questions if metric in start[question.id]]
