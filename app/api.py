@@ -515,6 +515,7 @@ def _caller(request: Request, collection: Collection) -> searching.Caller:
         request_id=request.state.request_id,
         deadline=request.state.deadline,
         key_id=_key_id(request),
+        forced_in=lambda other: () if (there := _fence(request, other)) is None else there.clauses,
     )
 
 

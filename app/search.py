@@ -110,6 +110,8 @@ class Caller:
     request_id: str | None = None
     deadline: float | None = None
     key_id: str | None = None
+    forced_in: Callable[[Collection], tuple[dict[str, Any], ...]] | None = None
+    """`forced` as another index of the collection takes it, which may declare other keys."""
 
 
 def budget_s(request: Search, *, doors: Doors, caller: Caller) -> float:
@@ -310,16 +312,17 @@ async def _answer(
 
 
 async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -> str | None:
-    """Fill the runs' route answers, once more if the collection turns out to have moved to another model's index.
+    """Fill the runs' route answers, once more if the index that answers has another model or declares other keys.
 
     A collection is remembered for some seconds, and a cursor leads to the index of its first page: where hits come from
-    an index that another model embedded, the query is embedded by that one and asked again. Returns the point in
-    time that was opened.
+    another index, the query is embedded by its model and the filters are read as it declares them, and it is asked
+    again. Returns the point in time that was opened.
     """
     opened = await _recall(live, doors=doors, caller=caller)
-    moved = await _moved(live, doors=doors)
+    moved = await _moved(live, doors=doors, surely=bool(caller.forced))
     if moved is None:
         return opened
+    forced = caller.forced if caller.forced_in is None else caller.forced_in(moved)
     for run in live:
         old = run.plan
         ranking = {name: getattr(old.collection, name) for name in ("profiles", "default_profile")}
@@ -327,7 +330,7 @@ async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -
             old.search,
             collection=moved.model_copy(update=ranking),
             now_ms=old.origin_ms,
-            forced=caller.forced,
+            forced=forced,
             pinned=Pinned(old.wordings, old.rewrites),
         )
         fresh = Run(
@@ -358,8 +361,11 @@ async def _recall(live: list[Run], *, doors: Doors, caller: Caller) -> str | Non
     )
 
 
-async def _moved(live: list[Run], *, doors: Doors) -> Collection | None:
-    """Return what the collection really is, where the index that answered holds another model's vectors."""
+async def _moved(live: list[Run], *, doors: Doors, surely: bool) -> Collection | None:
+    """Return what the collection really is, where the index that answered has another model or declares other keys.
+
+    `surely`: raise where that can't be told, rather than return None.
+    """
     if not live:
         return None
     planned = live[0].plan.collection
@@ -375,8 +381,12 @@ async def _moved(live: list[Run], *, doors: Doors) -> Collection | None:
             # Vectors of other dims are refused by the cluster, and nothing was found that tells the index.
             there = (await catalog.get(doors.cluster, planned.name)).collection
     except HalflifeError:
+        if surely and seen:
+            raise
         return None
-    return None if (there.model, there.dims) == (planned.model, planned.dims) else there
+    # A key that only one of the two declares lies in a field that the other lacks, where "not" holds for everything.
+    same = (there.model, there.dims, there.declared) == (planned.model, planned.dims, planned.declared)
+    return None if same else there
 
 
 Found = dict[str, dict[str, Any]]

@@ -209,12 +209,14 @@ async def _source(
 
     Forced filters hold, the request's own do not.
     """
+    # As the index that answers takes them, which may be another than the caller's were made for.
+    forced = run.plan.routes[0].filters[: run.plan.forced]
     vector = {"nested": {"path": fields.CHUNKS, "query": {"exists": {"field": fields.EMBEDDING}}}}
     body = {
         "size": 1,
         "query": {
             "bool": {
-                "filter": [{"ids": {"values": [document_id]}}, *caller.forced],
+                "filter": [{"ids": {"values": [document_id]}}, *forced],
                 "should": [queries.named(vector, VECTOR_NAME)],
             }
         },

@@ -28,7 +28,8 @@ from app.errors import (
     Unavailable,
 )
 from app.filters import compile_filter
-from app.models import Collection, Hit, SearchResult
+from app.models import Collection, Hit, Search, SearchResult
+from app.search import Caller, search
 from app.times import format_instant, from_ms, parse_instant, to_ms
 from tests.searching import (
     DAY,
@@ -36,6 +37,7 @@ from tests.searching import (
     NOW_MS,
     Asker,
     StandIn,
+    doors_to,
     drop_collection,
     hashed,
     ids,
@@ -1426,3 +1428,40 @@ def test_the_library_is_what_the_tests_assume() -> None:
     assert sum("creation_time" not in document for document in LIBRARY) == 40
     assert hashed("a b", 3) == hashed("b a", 3)
     assert datetime.fromtimestamp(NOW_MS / 1000, tz=UTC) == parse_instant(NOW)
+
+
+async def test_a_negated_key_filter_holds_in_an_index_that_declares_other_keys(node_url: str) -> None:
+    """What is remembered of a collection, and a cursor, may be of before a reindex that declared the key or no longer does."""
+    cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
+    key_filter = {"level": {"ne": "secret"}}
+    given = [
+        {"id": f"{level}-{at}", "text": QUERY, "embedding": [1.0] * DIMS, "metadata": {"level": level}}
+        for level in ("open", "secret")
+        for at in range(3)
+    ]
+    collection = await make_collection(cluster, given, dims=DIMS)
+    try:
+        stale = collection.model_copy(update={"declared": {"level": "keyword"}, "index": "another"})
+        answers = await search(
+            [
+                Search(
+                    collection=collection.name,
+                    query=QUERY,
+                    query_vector=list(QUERY_VECTOR),
+                    timeout_ms=60_000,
+                )
+            ],
+            collection=stale,
+            doors=doors_to(cluster, StandIn(dims=DIMS)),
+            caller=Caller(
+                forced=tuple(compile_filter(key_filter, declared=stale.declared)),
+                forced_in=lambda there: tuple(compile_filter(key_filter, declared=there.declared)),
+            ),
+            now_ms=NOW_MS,
+        )
+        [answer] = answers
+        assert isinstance(answer, SearchResult)
+        assert sorted(hit.id for hit in answer.hits) == ["open-0", "open-1", "open-2"]
+    finally:
+        await drop_collection(cluster, collection)
+        await cluster.close()
