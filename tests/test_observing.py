@@ -206,12 +206,15 @@ async def test_methods_that_nobody_knows_make_no_series_of_their_own():
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 405, "headers": []})
 
+    async def nothing() -> dict[str, Any]:
+        return {}
+
     async def nowhere(message: Any) -> None:
         pass
 
     for method in ("ONE", "TWO"):
-        scope = {"type": "http", "method": method, "path": "/", "state": {}}
-        await Metering(answer)(scope, answer, nowhere)
+        scope: dict[str, Any] = {"type": "http", "method": method, "path": "/", "state": {}}
+        await Metering(answer)(scope, nothing, nowhere)
     told = observing.exposition()[0].decode()
     assert 'method="other"' in told
     assert 'method="ONE"' not in told
