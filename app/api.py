@@ -737,7 +737,8 @@ async def delete_many(request: Request, collection: str) -> Response:
         service.limits.check_items(wanted.ids, field="ids")
     if wanted.filter:
         service.limits.check_filter(wanted.filter)
-    target = await _collection(request, collection)
+    # What a filter matches is deleted for good, so it is compiled for what the collection declares now.
+    target = (await service.catalog.get(_reached(request, collection), fresh=wanted.ids is None)).collection
     kept = _fence(request, target)
     within = None if kept is None else kept.condition
     if wanted.ids is not None:

@@ -250,7 +250,12 @@ class Cluster:
 
     def document_vector(self, vector: np.ndarray) -> str | list[float]:
         """Return a vector as documents of this cluster take it, base64 if `check_version` saw that it can."""
-        return pack_vector(vector) if self.release and self.release >= _PACKED_DOCUMENTS else _floats(vector)
+        return pack_vector(vector) if self.takes_packed_documents else _floats(vector)
+
+    @property
+    def takes_packed_documents(self) -> bool:
+        """Whether documents may hold vectors in base64; known once `check_version` has asked."""
+        return self.release is not None and self.release >= _PACKED_DOCUMENTS
 
     def query_vector(self, vector: np.ndarray) -> str | list[float]:
         """Return a vector as kNN queries of this cluster take it, base64 if `check_version` saw that it can."""

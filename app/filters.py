@@ -660,6 +660,12 @@ def confined(condition: Condition, document_source: Mapping[str, Any]) -> bool:
             return holds(condition, document_source)
 
 
+def names_metadata(clauses: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether compiled clauses look at metadata, whose fields differ between a collection's indices."""
+    text = _json(clauses)
+    return f'"{_METADATA_PREFIX}' in text or f'"{_DECLARED_PREFIX}' in text
+
+
 def _inside(value: Any, bounds: Mapping[str, Any]) -> bool:
     return (
         ("gt" not in bounds or value > bounds["gt"])
@@ -678,7 +684,10 @@ def _values(field: Field, source: Mapping[str, Any]) -> list[Any]:
             found.extend(_flattened(source.get(fields.METADATA) or {}, key))
             continue
         if name.startswith(_DECLARED_PREFIX):
-            stored = (source.get(fields.DECLARED) or {}).get(name.removeprefix(_DECLARED_PREFIX))
+            key = name.removeprefix(_DECLARED_PREFIX)
+            declared = source.get(fields.DECLARED) or {}
+            # A document written before the key was declared has no typed copy yet.
+            stored = declared[key] if key in declared else (source.get(fields.METADATA) or {}).get(key)
         else:
             stored = source.get(fields.TITLE if name == fields.TITLE_EXACT else name)
         for value in stored if isinstance(stored, list) else [stored]:

@@ -20,7 +20,7 @@ from app import bulks, chunking, documents, fields, names, observing
 from app.bulks import Report, conflict, contended, failed, in_slices, in_waves
 from app.chunking import Chunk
 from app.documents import InvalidItem, Source
-from app.elastic import Cluster, encode, pack_vector
+from app.elastic import Cluster, encode, pack_vector, unpack_vector
 from app.errors import (
     ClusterUnavailable,
     CursorExpired,
@@ -28,7 +28,7 @@ from app.errors import (
     HalflifeError,
     Unavailable,
 )
-from app.filters import Condition, confined, holds
+from app.filters import Condition, confined, holds, names_metadata
 from app.models import BulkResult, Collection, Document, DocumentPatch, ItemResult, StoredDocument
 from app.times import format_instant, parse_instant
 from app.writes import Patience, RefreshWhen, Stamper, Stored, Target, Targets, Write, Writer
@@ -286,15 +286,15 @@ class Indexer:
             if stored is None or stored.deleted or not all(chunk.hash in known for chunk in item.chunks):
                 continue
             item.vectors[target.space] = [known[chunk.hash] for chunk in item.chunks]
-            body = _encoded(item, target)
+            body = _source_of(item, target)
             if isinstance(body, HalflifeError):
                 continue
             indexed_at = stored.source.get(fields.INDEXED_AT)
-            sent = {**documents.without_vectors(json.loads(body)), fields.INDEXED_AT: indexed_at}
+            sent = {**documents.without_vectors(json.loads(encode(body))), fields.INDEXED_AT: indexed_at}
             if sent == stored.source:
                 same[item.document.id] = item
-        holds = await writer.settled({id_: item.whole for id_, item in same.items() if item.whole})
-        unchanged = {item for id_, item in same.items() if id_ in holds}
+        settled = await writer.settled({id_: item.whole for id_, item in same.items() if item.whole})
+        unchanged = {item for id_, item in same.items() if id_ in settled}
         for item in unchanged:
             item.stored = item.whole
         return unchanged
@@ -302,7 +302,14 @@ class Indexer:
     async def _encode_upserts(self, target: Target, writes: Sequence[Write]) -> list[bytes | HalflifeError]:
         items: list[_Upsert] = [write.payload for write in writes]
         await self._embed(target, [item for item in items if target.space not in item.vectors])
-        return [_encoded(item, target) for item in items]
+        return [
+            found if isinstance(found := _source_of(item, target), HalflifeError) else self._sent(found)
+            for item in items
+        ]
+
+    def _sent(self, source: Source) -> bytes:
+        """Encode a document as this cluster takes it: vectors in base64 are refused by releases before 9.3."""
+        return encode(source if self._cluster.takes_packed_documents else _unpacked(source))
 
     @observing.staged("embed documents")
     async def _embed(self, target: Target, items: Sequence["_Upsert"]) -> None:
@@ -534,7 +541,7 @@ class Indexer:
         bodies: list[_Body] = [write.payload for write in writes]
         await self._translate(target, [body for body in bodies if target.space not in body.sources])
         return [
-            found if isinstance(found := body.sources[target.space], HalflifeError) else encode(found)
+            found if isinstance(found := body.sources[target.space], HalflifeError) else self._sent(found)
             for body in bodies
         ]
 
@@ -634,6 +641,7 @@ class Indexer:
         after: str | None = None
         more = {"_source": [fields.REVISION, *(documents.FILTERED_FIELDS if filtered else ())]}
         pauses, until = 0, writer.deadline()
+        reads_values = names_metadata(clauses)
         try:
             while True:
                 try:
@@ -648,6 +656,13 @@ class Indexer:
                 pauses, until = 0, writer.deadline()
                 hits = answer["hits"]["hits"]
                 pit = answer.get("pit_id", pit)
+                if reads_values and any(hit["_index"] != collection.index for hit in hits):
+                    # The index now read may declare other keys: a clause on a field that it lacks holds for none,
+                    # and negated for all.
+                    raise ClusterUnavailable(
+                        "the collection moved to another index while its documents were being matched",
+                        remedy="send the request again: what it has deleted stays deleted",
+                    )
                 if hits:
                     yield hits
                     after = hits[-1]["sort"][0]
@@ -768,7 +783,7 @@ class Indexer:
             ) from error
 
 
-def _encoded(item: "_Upsert", target: Target) -> bytes | HalflifeError:
+def _source_of(item: "_Upsert", target: Target) -> Source | HalflifeError:
     """Return the document as this target takes it: its vectors, and the values that this index declares."""
     found = item.vectors[target.space]
     if isinstance(found, HalflifeError):
@@ -788,9 +803,7 @@ def _encoded(item: "_Upsert", target: Target) -> bytes | HalflifeError:
         )
         for chunk, vector in zip(item.chunks, found, strict=True)
     ]
-    return encode(
-        documents.source(item.document, chunks=chunks, declared=declared, indexed_at=item.indexed_at)
-    )
+    return documents.source(item.document, chunks=chunks, declared=declared, indexed_at=item.indexed_at)
 
 
 def _measured_alike(vector: "np.typing.NDArray[Any]", collection: Collection) -> "np.typing.NDArray[Any]":
@@ -1064,6 +1077,17 @@ def _packed(source: Source) -> Source:
         for chunk in source[fields.CHUNKS]
     ]
     return {**source, fields.CHUNKS: chunks}
+
+
+def _unpacked(source: Source) -> Source:
+    """Return the document with its vectors as lists of numbers."""
+    chunks = [
+        {**chunk, "embedding": unpack_vector(chunk["embedding"]).tolist()}
+        if isinstance(chunk.get("embedding"), str)
+        else chunk
+        for chunk in source.get(fields.CHUNKS, ())
+    ]
+    return {**source, fields.CHUNKS: chunks} if chunks else source
 
 
 async def _all(work: Iterable[Awaitable[None]]) -> None:

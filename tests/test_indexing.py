@@ -1426,3 +1426,30 @@ async def test_acknowledged_writes_outlive_a_killed_node(
 def test_dates_of_this_file_are_what_they_say() -> None:
     assert parse_instant("2026-01-31T12:00:00Z") == NOON
     assert len(pack_vector(np.zeros(3))) == 16
+
+
+@pytest.mark.parametrize("release, form", [(None, list), ((9, 2), list), ((9, 3), str)])
+async def test_vectors_are_written_in_a_form_that_the_release_takes(
+    world: World, release: tuple[int, int] | None, form: type
+) -> None:
+    world.cluster.release = release
+    await world.upsert({"id": "a", "text": "some words"})
+    await world.indexer.patch([{"id": "a", "metadata": {"n": 1}}], collection=world.collection)
+    # In real time, before a refresh, a document comes as it was sent.
+    [entry] = await world.cluster.mget(world.collection.index, ["a"], source=True, vectors=True, timeout_s=10)
+    [chunk] = entry["_source"]["chunks"]
+    assert isinstance(chunk["embedding"], form)
+    again = await world.upsert({"id": "a", "text": "some words", "metadata": {"n": 1}})
+    assert [item.status for item in again.items] == ["unchanged"], "either form is compared by its numbers"
+
+
+async def test_a_filter_compiled_for_another_index_deletes_nothing(world: World) -> None:
+    await world.upsert({"id": "a", "text": "x", "metadata": {"level": 1}}, refresh="true")
+    elsewhere = world.collection.model_copy(update={"index": f"{world.collection.index}-before"})
+    # As a filter `{"level": {"ne": 1}}` reads where `level` is declared: this index lacks the field, so all would match.
+    clauses = [{"bool": {"must_not": [{"term": {"declared.level": 1}}]}}]
+    with pytest.raises(ClusterUnavailable, match="moved to another index"):
+        await world.indexer.delete_matching(clauses, collection=elsewhere)
+    assert await world.ids() == ["a"]
+    gone = await world.indexer.delete_matching([{"term": {"document_id": "a"}}], collection=elsewhere)
+    assert gone.deleted == 1, "what every index has is read alike"
