@@ -947,7 +947,8 @@ async def create_collection(request: Request, collection: str) -> Response:
 )
 async def get_collection(request: Request, collection: str) -> Response:
     """Return what a collection is and holds: documents, chunks, size, ages, options, profiles."""
-    target = await _collection(request, collection)
+    # Who asks this wants to know what is, not what was a moment ago.
+    target = (await service_of(request).catalog.get(_reached(request, collection), fresh=True)).collection
     kept = _fence(request, target)
     within = None if kept is None else kept.clauses
     return answer(await catalog.describe(service_of(request).doors.cluster, target, within=within))

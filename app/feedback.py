@@ -217,6 +217,7 @@ class Votes:
         settled_ms = (to_ms(self._now()) - SETTLED_MS) // EPOCH_MS * EPOCH_MS
         wanted_ms = settled_ms if as_of is None else min(to_ms(as_of), settled_ms)
         if (wanted_ms, only_key) in known.tables:
+            known.tables.move_to_end((wanted_ms, only_key))
             return known.tables[wanted_ms, only_key]
         if known.read_until_ms < wanted_ms:
             if known.reading is None or known.reading.done():
@@ -268,6 +269,8 @@ class Votes:
                 await sweep(self._cluster, PURPOSE, keep_days=self._keep_days, now=self._now())
             except HalflifeError as error:
                 log.warning("old votes are not deleted: %s", error.detail)
+            except Exception:
+                log.exception("old votes are not deleted")
             await asyncio.sleep(SWEEP_EVERY_S)
 
 

@@ -355,6 +355,12 @@ class SearchLog:
                 if not told:
                     log.warning("the search log is not written: %s", error.detail)
                     told = True
+            except Exception:
+                # A fault of ours in one entry ends neither the task nor the log.
+                log.exception("entries of the search log are given up")
+                _count("failed", len(self._writing))
+                self.figures.failed += len(self._writing)
+                self._writing = []
             else:
                 pause_s, told = self.interval_s, False
 
@@ -414,6 +420,8 @@ class SearchLog:
                     log.info("the search log of %s is past its %d days and deleted", gone, self.keep_days)
             except HalflifeError as error:
                 log.warning("old days of the search log are not deleted: %s", error.detail)
+            except Exception:
+                log.exception("old days of the search log are not deleted")
             await asyncio.sleep(SWEEP_EVERY_S)
 
 

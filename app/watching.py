@@ -6,6 +6,7 @@ never waits for the cluster. A failing dependency is a finding here, never an ex
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -19,6 +20,8 @@ from app.reranking import Reranker
 from app.rewriting import Rewriter
 
 Json = dict[str, Any]
+
+log = logging.getLogger("halflife")
 
 CHECK_WITHIN_S: Final = 3.0
 ANSWERED_WITHIN_S: Final = 5.0
@@ -172,8 +175,12 @@ class Watch:
 
     async def _count(self) -> None:
         while True:
-            with contextlib.suppress(HalflifeError):
+            try:
                 await self.census()
+            except HalflifeError:
+                pass
+            except Exception:
+                log.exception("documents and reindexes were not counted")
             await asyncio.sleep(CENSUS_EVERY_S)
 
     async def census(self) -> None:

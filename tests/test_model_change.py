@@ -180,7 +180,8 @@ def test_reads_and_writes_go_on_through_a_change_of_model_and_back(node_url, ser
                 time.sleep(0.1)
         # The writer counts from 0 again: what is there already is updated or unchanged, which is no fault here.
         faults = [fault for fault in traffic.faults if "items" not in fault or fault["failed"]]
-        assert faults == []
+        # A rollback drops the index that it leaves, and with it the pages that were being turned there.
+        assert [fault for fault in faults if not fault.get("type", "").endswith("cursor-expired")] == []
         found = client.get(f"/v1/collections/{name}").json()
         assert (found["model"], found["dims"]) == ("old", OLD_DIMS)
     finally:
