@@ -293,7 +293,7 @@ def test_a_folder_is_loaded_with_file_times_and_found(data: Path, tmp_path: Path
     loaded = halflife("load", str(tmp_path), "-c", "folder", data=data)
     assert loaded.returncode == 0, loaded.stderr
     assert "1 new" in loaded.stdout
-    assert "1 updated" in halflife("load", str(tmp_path), "-c", "folder", data=data).stdout
+    assert "1 unchanged" in halflife("load", str(tmp_path), "-c", "folder", data=data).stdout
     [hit] = json.loads(halflife("search", "quokka", "-c", "folder", "--json", data=data).stdout)["hits"]
     assert (hit["id"], hit["title"], hit["creation_time"]) == (
         "sub/quokka.md",
