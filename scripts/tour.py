@@ -25,7 +25,7 @@ from scripts.stack import Options, StackFailed
 
 COLLECTION = "handbook"
 SAMPLE = Path(__file__).resolve().parent / "sample"
-HALF_LIFE = "365d"
+HALF_LIFE = "180d"
 VECTOR_FLOOR = 0.95
 """Lower than the default (0.98): of a handbook the current page is wanted, of most collections the likest one."""
 SHOWN = 3
