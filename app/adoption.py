@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -195,10 +196,8 @@ class Adopter:
         base: dict[str, dict[str, int]] = {}
         for origin in origins:
             base[origin] = await self._checkpoints(origin)
-            await self._again(lambda origin=origin: self._cluster.refresh(origin))  # type: ignore[misc]
-            self._result.documents += await self._again(
-                lambda origin=origin: self._cluster.count(origin)  # type: ignore[misc]
-            )
+            await self._again(partial(self._cluster.refresh, origin))
+            self._result.documents += await self._again(partial(self._cluster.count, origin))
         done = 0
         for origin in origins:
             async for hits in copying.pages(
@@ -280,7 +279,7 @@ class Adopter:
         fresh = [hit for hit in hits if have.get(hit["_id"], -1) < hit["_version"]]
         for first in range(0, len(fresh), BATCH):
             part = fresh[first : first + BATCH]
-            bodies = await self._again(lambda part=part: self._convert(part, target))  # type: ignore[misc]
+            bodies = await self._again(partial(self._convert, part, target))
             until = asyncio.get_running_loop().time() + self._patience_s
             while True:
                 alias = await via()

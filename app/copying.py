@@ -7,6 +7,7 @@ no collection and no reindex.
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -139,7 +140,7 @@ async def fill(cluster: Cluster, actions: Sequence[BulkAction], *, budget_s: flo
         again: list[BulkAction] = []
         for part in _by_size(pending):
             outcomes = await patiently(
-                lambda part=part: cluster.bulk(part, timeout_s=timeout_s),  # type: ignore[misc]
+                partial(cluster.bulk, part, timeout_s=timeout_s),
                 budget_s=budget_s,
                 cluster=cluster,
             )
@@ -180,9 +181,7 @@ async def versions(cluster: Cluster, index: str, ids: Sequence[str], *, budget_s
     for first in range(0, len(ids), 1_000):
         part = list(ids[first : first + 1_000])
         entries = await patiently(
-            lambda part=part: cluster.mget(  # type: ignore[misc]
-                index, part, source=False, timeout_s=cluster.request_timeout_s
-            ),
+            partial(cluster.mget, index, part, source=False, timeout_s=cluster.request_timeout_s),
             budget_s=budget_s,
             cluster=cluster,
         )

@@ -7,6 +7,7 @@ any client tries again. Refuses to run while a reindex is under way: the old ind
 import secrets
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from app import fields, moves
@@ -76,8 +77,10 @@ class Purger:
                     if not hits:
                         return purged
                     outcomes = await patiently(
-                        lambda hits=hits: self._cluster.erase(  # type: ignore[misc]
-                            index, [(hit["_id"], hit["_seq_no"], hit["_primary_term"]) for hit in hits]
+                        partial(
+                            self._cluster.erase,
+                            index,
+                            [(hit["_id"], hit["_seq_no"], hit["_primary_term"]) for hit in hits],
                         ),
                         budget_s=self._patience_s,
                         cluster=self._cluster,

@@ -9,6 +9,7 @@ import base64
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -135,7 +136,7 @@ async def export(
         if after is not None:
             body["search_after"] = [after]
         answer = await patiently(
-            lambda body=body: _search(cluster, body, timeout_s),  # type: ignore[misc]
+            partial(_search, cluster, body, timeout_s),
             budget_s=patience_s,
             cluster=cluster,
         )
