@@ -6,12 +6,12 @@ A client of the API; draws no conclusion of its own about what can change: the A
 import json
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from scripts.client import ApiError, Client, find_url
+from scripts.options import DataOption, JsonOption, KeyOption, UrlOption
 from scripts.stack import data_folder
 
 Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
@@ -34,19 +34,6 @@ app = typer.Typer(
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The collection.", show_default=False)]
-UrlOption = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help="The API's address.", show_default=False)
-]
-DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="The stack's folder.", show_default=False)
-]
-KeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--key", metavar="TOKEN", help="The API's key. Better in $HALFLIFE_KEY.", show_default=False
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 DeclareOption = Annotated[
     list[str] | None,
     typer.Option(

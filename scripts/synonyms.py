@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from scripts.client import Client, find_url
+from scripts.options import DataOption, JsonOption, KeyOption, UrlOption
 from scripts.stack import data_folder
 
 Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
@@ -33,19 +34,6 @@ app = typer.Typer(
 NameArgument = Annotated[
     str, typer.Argument(metavar="COLLECTION", help="The collection.", show_default=False)
 ]
-UrlOption = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help="The API's address.", show_default=False)
-]
-DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="The stack's folder.", show_default=False)
-]
-KeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--key", metavar="TOKEN", help="The API's key. Better in $HALFLIFE_KEY.", show_default=False
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 
 
 def register(command: Register, root: typer.Typer) -> None:
