@@ -157,8 +157,12 @@ class Proxy(Loopback):
                         await writer.drain()
                         continue
                     sent = _with_length(asked.head, len(body)) + body
-                if node is None or node[0].at_eof():
-                    # A node that was killed since the last request is not this one's failure.
+                if node is not None and node[0].at_eof():
+                    # A node that was killed since the last request is not this one's failure. Its end of file leaves
+                    # our half of the connection open.
+                    node[1].transport.abort()
+                    node = None
+                if node is None:
                     node = await asyncio.open_connection(*self._upstream, limit=2**26)
                 node[1].write(sent)
                 await node[1].drain()

@@ -74,7 +74,12 @@ class Relay:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        node_reader, node_writer = await asyncio.open_connection(self._host, self._node_port)
+        try:
+            node_reader, node_writer = await asyncio.open_connection(self._host, self._node_port)
+        except OSError:
+            self._tasks.discard(task)
+            writer.transport.abort()
+            return
         back = asyncio.ensure_future(self._pump_back(node_reader, writer))
         try:
             with suppress(ConnectionError, asyncio.CancelledError):

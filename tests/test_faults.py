@@ -3,7 +3,10 @@
 All rows: `./scripts/faults`.
 """
 
+import asyncio
+import gc
 import json
+import warnings
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,7 +15,7 @@ import pytest
 
 from scripts import faults
 from scripts.faults import Finding
-from scripts.faulty import Embeddings, Proxy, misbehaving
+from scripts.faulty import Embeddings, Proxy, answer, misbehaving
 from scripts.node import LocalNode
 from scripts.rig import Rig, percentile
 
@@ -72,6 +75,34 @@ async def test_a_proxy_refuses_the_share_that_it_is_told_and_every_second_item()
     assert 40 <= statuses.count(429) <= 80
     assert proxy.refused == statuses.count(429)
     assert far.total == 201 - proxy.refused
+
+
+async def test_a_proxy_lets_go_of_a_node_that_hung_up_between_two_requests() -> None:
+    connections = 0
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer(200, b"{}"))
+        await writer.drain()
+        writer.close()
+
+    with warnings.catch_warnings():
+        # A writer that is collected while it is open warns.
+        warnings.simplefilter("error")
+        async with await asyncio.start_server(once, "127.0.0.1", 0) as node:
+            port = node.sockets[0].getsockname()[1]
+            async with (
+                Proxy(("127.0.0.1", port)) as proxy,
+                httpx2.AsyncClient(base_url=proxy.url, trust_env=False) as client,
+            ):
+                for _ in range(3):
+                    assert (await client.get("/")).json() == {}
+                    # The end of file arrives with the loop's next turns.
+                    await asyncio.sleep(0.05)
+        gc.collect()
+    assert connections == 3
 
 
 async def test_a_far_end_misbehaves_for_a_block() -> None:
