@@ -28,7 +28,8 @@ class Breaker:
     """Admits calls while a dependency answers, and single probes while it does not.
 
     closed: all calls. open: none, for `first_open_s` after the streak, twice as long after each probe that failed
-    too, up to `longest_open_s`. half-open: one call at a time; the first that is answered closes it.
+    too, up to `longest_open_s`. half-open: one call at a time, the probe; the first that is answered closes it. A call
+    carries a pass of the state that admitted it, and moves no later one.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Breaker:
         self._open_s = 0.0
         self._until: float | None = None
         self._probing = False
+        self._epoch = 1
         self.opened = 0
         """How often it has opened."""
 
@@ -59,37 +61,49 @@ class Breaker:
         left = max(0.0, self._until - self._clock())
         return max(left, 0.1) if self._probing else left
 
-    def admit(self) -> bool:
-        """Tell whether a call may go now. Who is told yes must `settle` once, however the call ends."""
-        if self._until is None:
-            return True
-        if self._probing or self._clock() < self._until:
-            return False
-        self._probing = True
-        return True
+    def admit(self) -> int | None:
+        """Return the pass of a call that may go now, None for one that may not.
 
-    def settle(self, outcome: Outcome) -> None:
-        """Note how an admitted call ended."""
-        if outcome == "unknown":
-            self._probing = False
+        Who has a pass must `settle` it once, however the call ends.
+        """
+        if self._until is None:
+            return self._epoch
+        if self._probing or self._clock() < self._until:
+            return None
+        self._probing = True
+        self._epoch += 1
+        return self._epoch
+
+    def settle(self, admitted: int, outcome: Outcome) -> None:
+        """Note how the call with this pass ended.
+
+        Only what was admitted in the present state counts: calls from before it opened end in failures too, which is
+        no news, an answer to one of them says nothing of a call sent now, and none of them is the probe.
+        """
+        if admitted != self._epoch:
             return
-        if outcome == "ok":
-            # Also a late answer to a call from before it opened: the dependency speaks again.
-            self._streak, self._open_s, self._until, self._probing = 0, 0.0, None, False
-            return
-        if self._until is not None:
-            # Calls that were under way when it opened end in failures too; between probes that is no news.
-            if self._probing:
+        if self._until is not None:  # this is the probe: nothing else is admitted then
+            if outcome == "ok":
+                self._turn(open_s=0.0, until=None)
+            elif outcome == "unknown":
+                self._turn(open_s=self._open_s, until=self._until)
+            else:
                 self._open(min(self._longest_open_s, self._open_s * 2))
-            return
-        self._streak += FAILED_WEIGHT if outcome == "failed" else REFUSED_WEIGHT
-        if self._streak >= STREAK:
-            self._open(self._first_open_s)
+        elif outcome == "ok":
+            self._streak = 0
+        elif outcome != "unknown":
+            self._streak += FAILED_WEIGHT if outcome == "failed" else REFUSED_WEIGHT
+            if self._streak >= STREAK:
+                self._open(self._first_open_s)
 
     def _open(self, seconds: float) -> None:
         self.opened += 1
-        self._open_s = seconds
-        self._until = self._clock() + seconds
+        self._turn(open_s=seconds, until=self._clock() + seconds)
+
+    def _turn(self, *, open_s: float, until: float | None) -> None:
+        """Begin a state: passes of the one before are void."""
+        self._epoch += 1
+        self._open_s, self._until = open_s, until
         self._probing = False
         self._streak = 0
 

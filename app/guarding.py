@@ -90,7 +90,8 @@ class Guard:
         self.check()
         await self._enter(wait_s)
         try:
-            if not self.breaker.admit():
+            admitted = self.breaker.admit()
+            if admitted is None:
                 raise self._open()
             if retry or _repeating.get():
                 observing.RETRIES.labels(self.dependency).inc()
@@ -104,7 +105,7 @@ class Guard:
                 took = self._clock() - begun
                 if call.outcome == "unknown" and took >= HANG_S:
                     call.outcome = "failed"
-                self._settle(call.outcome, took)
+                self._settle(admitted, call.outcome, took)
         finally:
             self._leave()
 
@@ -164,10 +165,10 @@ class Guard:
         self._pool_used.dec()
         self._pool.release()
 
-    def _settle(self, outcome: Outcome, took: float) -> None:
+    def _settle(self, admitted: int, outcome: Outcome, took: float) -> None:
         opened, was_closed = self.breaker.opened, self.breaker.state == "closed"
-        self.breaker.settle(outcome)
-        if outcome == "ok" and not was_closed:
+        self.breaker.settle(admitted, outcome)
+        if not was_closed and self.breaker.state == "closed":
             # It is back: who waited for that may go, each once, without saving up for it.
             self.budget.grant(self._wanting)
         if outcome == "ok":

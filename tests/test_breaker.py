@@ -25,21 +25,30 @@ def breaker(clock: Clock) -> Breaker:
     return Breaker(clock, first_open_s=1.0, longest_open_s=5.0)
 
 
+def admit(breaker: Breaker) -> int:
+    admitted = breaker.admit()
+    assert admitted is not None
+    return admitted
+
+
+def call(breaker: Breaker, outcome="ok") -> None:
+    breaker.settle(admit(breaker), outcome)
+
+
 def fail(breaker: Breaker, times: int, outcome="failed") -> None:
     for _ in range(times):
-        assert breaker.admit()
-        breaker.settle(outcome)
+        call(breaker, outcome)
 
 
 @pytest.mark.parametrize("outcome, streak", [("failed", 5), ("refused", 20)])
 def test_it_opens_on_a_streak_and_an_answer_ends_the_streak(breaker, outcome, streak):
     fail(breaker, streak - 1, outcome)
-    breaker.settle("ok")
+    call(breaker)
     fail(breaker, streak - 1, outcome)
     assert breaker.state == "closed"
     fail(breaker, 1, outcome)
     assert breaker.state == "open"
-    assert not breaker.admit()
+    assert breaker.admit() is None
     assert breaker.wait_s == 1.0
     assert breaker.opened == 1
 
@@ -48,12 +57,12 @@ def test_one_probe_at_a_time_and_its_answer_closes(breaker, clock):
     fail(breaker, 5)
     clock.now += 1.0
     assert breaker.state == "half-open"
-    assert breaker.admit()
-    assert not breaker.admit()
+    probe = admit(breaker)
+    assert breaker.admit() is None
     assert breaker.wait_s > 0
-    breaker.settle("ok")
+    breaker.settle(probe, "ok")
     assert breaker.state == "closed"
-    assert breaker.admit()
+    call(breaker)
 
 
 def test_failed_probes_double_the_pause_up_to_its_limit(breaker, clock):
@@ -62,12 +71,10 @@ def test_failed_probes_double_the_pause_up_to_its_limit(breaker, clock):
     for _ in range(5):
         waits.append(breaker.wait_s)
         clock.now += breaker.wait_s
-        assert breaker.admit()
-        breaker.settle("failed")
+        call(breaker, "failed")
     assert waits == [1.0, 2.0, 4.0, 5.0, 5.0]
     clock.now += 5.0
-    breaker.admit()
-    breaker.settle("ok")
+    call(breaker)
     fail(breaker, 5)
     assert breaker.wait_s == 1.0
 
@@ -75,26 +82,56 @@ def test_failed_probes_double_the_pause_up_to_its_limit(breaker, clock):
 def test_a_probe_whose_caller_left_frees_the_place(breaker, clock):
     fail(breaker, 5)
     clock.now += 1.0
-    assert breaker.admit()
-    breaker.settle("unknown")
+    call(breaker, "unknown")
     assert breaker.state == "half-open"
-    assert breaker.admit()
+    call(breaker)
+    assert breaker.state == "closed"
 
 
 def test_calls_under_way_when_it_opened_do_not_lengthen_it(breaker, clock):
-    for _ in range(12):
-        assert breaker.admit()
-    for _ in range(12):
-        breaker.settle("failed")
+    under_way = [admit(breaker) for _ in range(12)]
+    for each in under_way:
+        breaker.settle(each, "failed")
     assert breaker.wait_s == 1.0
+    assert breaker.opened == 1
+
+
+@pytest.mark.parametrize("late", ["unknown", "failed", "refused", "ok"])
+def test_a_late_end_of_an_old_call_leaves_the_probe_and_the_pause_alone(breaker, clock, late):
+    old = [admit(breaker) for _ in range(3)]
+    fail(breaker, 5)
+    clock.now += 1.0
+    probe = admit(breaker)
+    breaker.settle(old[0], late)
+    assert breaker.state == "half-open"
+    assert breaker.admit() is None  # the probe is still the only call
+    assert breaker.opened == 1
+    breaker.settle(probe, "failed")
+    assert breaker.wait_s == 2.0  # doubled once, by the probe
+    breaker.settle(old[1], late)
+    clock.now += 2.0
+    breaker.settle(admit(breaker), "ok")
+    breaker.settle(old[2], late)
+    assert breaker.state == "closed"
+
+
+def test_failures_from_before_it_opened_are_no_streak_after_it_closed(breaker, clock):
+    old = [admit(breaker) for _ in range(9)]
+    fail(breaker, 5)
+    clock.now += 1.0
+    lost = admit(breaker)
+    breaker.settle(lost, "unknown")
+    call(breaker)
+    for each in [*old, lost]:
+        breaker.settle(each, "failed")
+    assert breaker.state == "closed"
     assert breaker.opened == 1
 
 
 def test_random_refusals_of_a_third_do_not_open_it(breaker):
     rng = random.Random(7)
     for _ in range(50_000):
-        assert breaker.admit()
-        breaker.settle("refused" if rng.random() < 1 / 3 else "ok")
+        call(breaker, "refused" if rng.random() < 1 / 3 else "ok")
     assert breaker.opened == 0
 
 
