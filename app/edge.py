@@ -7,7 +7,6 @@ no route and no search.
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import math
 import re
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from app import observing
+from app.addresses import is_loopback
 from app.breaker import Concurrency
 from app.errors import (
     DeadlineExceeded,
@@ -446,16 +446,6 @@ def _hostname(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether an address or name is this machine's own loopback."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from elasticsearch import AsyncElasticsearch, UnsupportedProductError
 from elasticsearch.helpers import BulkIndexError, ScanError
 
 from app import observing
+from app.addresses import is_loopback
 from app.breaker import Outcome
 from app.errors import (
     ClusterRejected,
@@ -202,7 +203,7 @@ class Cluster:
                 max_retries=0,
                 retry_on_timeout=False,
                 # Bodies are vectors and text; on loopback compressing them costs more than it saves.
-                http_compress=not all(_is_loopback(url) for url in full),
+                http_compress=not all(is_loopback(urlsplit(url).hostname or "") for url in full),
                 connections_per_node=connections,
                 # A node that failed is tried again soon: half a minute is long where there are two of them.
                 max_dead_node_backoff=5.0,
@@ -1373,8 +1374,3 @@ def _with_port(url: str) -> str:
 
 def _without_password(url: str) -> str:
     return re.sub(r"//[^/@]*@", "//", url)
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")

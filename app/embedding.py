@@ -19,8 +19,6 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from typing import Any, Final, Literal, Self, TypeVar
 
 import httpx2
@@ -30,6 +28,7 @@ import openai
 
 from app import observing
 from app.breaker import Outcome
+from app.dialling import brief, check_key, open_client, parse_url, retry_after_s, sendable, shown
 from app.errors import EmbedderRejected, EmbedderUnavailable, HalflifeError, InvalidRequest
 from app.guarding import Guard, repeating
 
@@ -44,6 +43,7 @@ BYTES_PER_NUMBER: Final = 48
 
 LARGEST_ANSWER: Final = 256 * 2**20
 MOST_DIMS: Final = 8192
+CONNECT_S: Final = 5.0
 ERROR_BYTES: Final = 64 * 1024
 SMALLEST_LEARNED_BATCH: Final = 8
 QUERIES_WAITING: Final = 8
@@ -231,35 +231,10 @@ def _words(exc: openai.APIStatusError) -> str:
 def _safe(words: str, secret: str | None) -> str:
     if secret:
         words = words.replace(secret, "…")
-    words = " ".join(words.encode("utf-8", "replace").decode().split())
-    return words if len(words) <= 300 else words[:299] + "…"
-
-
-def retry_after_s(headers: httpx2.Headers, now: datetime) -> float | None:
-    """Return how long the server asks to wait (`retry-after-ms`, then `retry-after`: seconds or a date), ≥ 0."""
-    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name)
-        if value is None:
-            continue
-        try:
-            wait = float(value) * scale
-        except ValueError:
-            try:
-                moment = parsedate_to_datetime(value)
-            except ValueError:
-                continue
-            wait = (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds()
-        if math.isfinite(wait):
-            return max(0.0, wait)
-    return None
+    return brief(words)
 
 
 # --- texts ---------------------------------------------------------------------------------------------------
-
-
-def clean(text: str) -> str:
-    """Return the text with lone surrogates replaced (they can't be encoded) and NUL as a space (engines stop at it)."""
-    return text.encode("utf-8", "replace").decode().replace("\0", " ")
 
 
 def most_tokens(text: str) -> int:
@@ -539,11 +514,8 @@ class Embedder:
         long failing batches are tried again, `retries` how often. `called` is the model's name at the server, where
         that is not `model`. `jitter` returns numbers from 0 up to 1.
         """
-        url = _parse_url(base_url)
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip()):
-            raise ValueError(
-                "the embedding API key holds characters that HTTP headers refuse (a line end, perhaps)"
-            )
+        url = parse_url(base_url, what="the embedding base URL")
+        check_key(api_key, what="the embedding API key")
         if not model:
             raise ValueError("the embedding model's name is empty")
         if send_dimensions and dims is None:
@@ -567,36 +539,25 @@ class Embedder:
             cache_size=cache_size,
             jitter=jitter,
         )
-        # Loading the system's CAs takes 20 ms and is of no use without TLS.
-        tls: ssl.SSLContext | bool = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        if url.scheme == "https":
-            tls = ssl.create_default_context(cafile=ca_certs) if ca_certs else True
-        http = httpx2.AsyncClient(
-            verify=tls,
-            timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
-            # Servers drop idle connections after 5 s (uvicorn's default): leave before they do.
-            limits=httpx2.Limits(
-                max_connections=concurrency, max_keepalive_connections=concurrency, keepalive_expiry=4.0
-            ),
-            # A bound on the bytes read must be a bound on memory, so no compression.
-            headers={"accept-encoding": "identity"},
-            # Following would send texts and key to where nobody configured.
-            follow_redirects=False,
-            # A proxy from the environment can't reach this machine's own loopback.
-            trust_env=not _is_loopback(url.host),
-            event_hooks={"response": [_shorten_errors]},
+        http = open_client(
+            url,
+            timeout_s=timeout_s,
+            connect_s=CONNECT_S,
+            places=concurrency,
+            ca_certs=ca_certs,
+            on_response=[_shorten_errors],
         )
         client = openai.AsyncOpenAI(
             # Without a key the client refuses to be made; the header is then left out of each request.
             api_key=api_key or "unset",
             base_url=base_url,
-            timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
+            timeout=http.timeout,
             max_retries=0,
             http_client=http,
         )
         return cls(
             client,
-            at=str(url.copy_with(username=None, password=None, query=None)).rstrip("/"),
+            at=shown(url),
             secret=api_key,
             model=model,
             dims=None if dims is None else _positive("dims", dims),
@@ -671,7 +632,7 @@ class Embedder:
 
     def _prepare(self, prefix: str, text: str) -> tuple[str, bool] | None:
         """Return what to send and whether it was cut; None for a blank text."""
-        text = clean(text)
+        text = sendable(text)
         if not text.strip():
             return None
         whole = prefix + text
@@ -1011,26 +972,7 @@ def _blank() -> InvalidRequest:
     return InvalidRequest("A blank text has no embedding", remedy="write words, or store it without a vector")
 
 
-def _parse_url(base_url: str) -> httpx2.URL:
-    try:
-        url = httpx2.URL(base_url)
-    except (httpx2.InvalidURL, TypeError) as cause:
-        raise ValueError(f"the embedding base URL is not a URL: {cause}") from cause
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ValueError("the embedding base URL must start with http:// or https:// and name a host")
-    if "%" in url.host or not 0 < (url.port or 80) < 65_536:
-        raise ValueError("the embedding base URL's host or port is not one")
-    return url
-
-
 def _positive(name: str, value: _Number) -> _Number:
     if not value > 0:
         raise ValueError(f"the embedder's `{name}` must be above zero, not {value}")
     return value
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

@@ -23,14 +23,23 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from typing import Any, Final, Literal, Self
 
 import httpx2
 
 from app import observing
 from app.breaker import Outcome
+from app.dialling import (
+    brief,
+    check_key,
+    json_headers,
+    open_client,
+    parse_url,
+    retry_after_s,
+    sendable,
+    shown,
+    with_ending,
+)
 from app.errors import HalflifeError, RerankerFailed
 from app.guarding import Guard, repeating
 
@@ -126,29 +135,10 @@ def _translated(exc: Exception, at: str) -> _Refused:
     retry, what, remedy = entry
     if "CERTIFICATE_VERIFY_FAILED" in str(exc):
         retry, what, remedy = False, "shows a certificate that does not verify", "give the CA that signed it"
-    words = _short(str(exc))
+    words = brief(str(exc))
     error = RerankerFailed(f"The reranker at {at} {what}" + (f": {words}" if words else ""), remedy=remedy)
     error.__cause__ = exc
     return _Refused(error, retry=retry)
-
-
-def _short(words: str) -> str:
-    words = " ".join(words.encode("utf-8", "replace").decode().split())
-    return words if len(words) <= 300 else words[:299] + "…"
-
-
-def _retry_after_s(value: str | None, now: datetime) -> float | None:
-    if value is None:
-        return None
-    try:
-        wait = float(value)
-    except ValueError:
-        try:
-            moment = parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        wait = (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds()
-    return max(0.0, wait) if math.isfinite(wait) else None
 
 
 def request_body(form: Form, *, model: str | None, query: str, documents: Sequence[str]) -> dict[str, Any]:
@@ -174,23 +164,23 @@ def read_scores(body: bytes, *, form: Form, count: int) -> list[float | None]:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as cause:
-        raise ValueError(f"is not JSON: {_short(body[:60].decode('utf-8', 'replace'))!r}") from cause
+        raise ValueError(f"is not JSON: {brief(body[:60].decode('utf-8', 'replace'))!r}") from cause
     items = answer
     if form == "cohere":
         items = (answer.get("results", answer.get("data"))) if isinstance(answer, dict) else None
     if not isinstance(items, list):
-        raise ValueError(f"holds no list of results: {_short(body[:300].decode('utf-8', 'replace'))}")
+        raise ValueError(f"holds no list of results: {brief(body[:300].decode('utf-8', 'replace'))}")
     scores: list[float | None] = [None] * count
     for item in items:
         index = item.get("index") if isinstance(item, dict) else None
         if type(index) is not int or not 0 <= index < count:
-            raise ValueError(f"has the index {_short(repr(index))} among {count} documents")
+            raise ValueError(f"has the index {brief(repr(index))} among {count} documents")
         if scores[index] is not None:
             raise ValueError(f"has the index {index} twice")
         score = item.get("relevance_score", item.get("score"))
         if type(score) not in (int, float) or not _is_finite(score):
             raise ValueError(
-                f"has {_short(repr(score))} as the score of index {index}, which is no finite number"
+                f"has {brief(repr(score))} as the score of index {index}, which is no finite number"
             )
         scores[index] = float(score)
     if not items:
@@ -284,11 +274,8 @@ class Reranker:
         1000 documents a call, 32 for tei. Longer documents than `max_document_chars` are cut before they are sent.
         `timeout_s` bounds the whole of one `rerank`, retries included. `scale` is what the server's scores are.
         """
-        address = _endpoint(url)
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip()):
-            raise ValueError(
-                "the reranker's API key holds characters that HTTP headers refuse (a line end, perhaps)"
-            )
+        address = with_ending(parse_url(url, what="the reranker's URL"), "/rerank", "/reranking")
+        check_key(api_key, what="the reranker's API key")
         limits = {
             "max_document_chars": max_document_chars,
             "concurrency": concurrency,
@@ -300,29 +287,18 @@ class Reranker:
         known: Form | None = None if form == "auto" else form
         if known is None and re.search(r"/v\d+/", address.path):
             known = "cohere"
-        # Loading the system's CAs takes 20 ms and is of no use without TLS.
-        tls: ssl.SSLContext | bool = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        if address.scheme == "https":
-            tls = ssl.create_default_context(cafile=ca_certs) if ca_certs else True
-        headers = {"accept": "application/json", "accept-encoding": "identity"}
-        if api_key is not None:
-            headers["authorization"] = f"Bearer {api_key}"
-        http = httpx2.AsyncClient(
-            verify=tls,
-            headers=headers,
-            timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 3.0)),
-            limits=httpx2.Limits(
-                max_connections=concurrency, max_keepalive_connections=concurrency, keepalive_expiry=4.0
-            ),
-            # Following would send documents and key to where nobody configured.
-            follow_redirects=False,
-            # A proxy from the environment can't reach this machine's own loopback.
-            trust_env=not _is_loopback(address.host),
+        http = open_client(
+            address,
+            timeout_s=timeout_s,
+            connect_s=3.0,
+            places=concurrency,
+            ca_certs=ca_certs,
+            headers=json_headers(api_key),
         )
         return cls(
             http,
             url=str(address),
-            at=str(address.copy_with(username=None, password=None, query=None)),
+            at=shown(address),
             form=known,
             concurrency=concurrency,
             manner=_Manner(
@@ -354,11 +330,11 @@ class Reranker:
         that says something nothing is sent. Raises RerankerFailed for every failure, and when `deadline_s` from now
         or the time limit have passed; no part of the scores is returned then.
         """
-        query = _clean(query)
+        query = sendable(query)
         most = self._manner.max_document_chars
         sent = [
             (index, text)
-            for index, text in enumerate(_clean(document)[:most] for document in documents)
+            for index, text in enumerate(sendable(document)[:most] for document in documents)
             if text.strip()
         ]
         scores: list[float | None] = [None] * len(documents)
@@ -547,11 +523,11 @@ class Reranker:
     def _refusal(self, response: httpx2.Response, body: bytes) -> _Refused:
         status = response.status_code
         # The answer to a wrong key may quote it, so its words are not passed on.
-        words = "" if status in (401, 403) else _short(body[:2000].decode("utf-8", "replace"))
+        words = "" if status in (401, 403) else brief(body[:2000].decode("utf-8", "replace"))
         remedy = _REMEDIES.get(status, "look into the reranker's log")
         if 300 <= status < 400:
-            remedy = f"set the reranker's URL to where it redirects: {_short(response.headers.get('location', '?'))}"
-        wait = _retry_after_s(response.headers.get("retry-after"), datetime.now(UTC))
+            remedy = f"set the reranker's URL to where it redirects: {brief(response.headers.get('location', '?'))}"
+        wait = retry_after_s(response.headers, datetime.now(UTC))
         error = RerankerFailed(
             f"The reranker at {self._at} answered {status}" + (f": {words}" if words else ""),
             remedy=remedy,
@@ -566,28 +542,3 @@ def _outcome_of(refused: _Refused) -> Outcome:
     if refused.status is None or refused.status == 200:
         return "failed"  # no answer, or one that can't be used
     return "refused" if refused.status in (408, 425, 429) or refused.status >= 500 else "ok"
-
-
-def _clean(text: str) -> str:
-    """Return the text with lone surrogates replaced (they can't be encoded) and NUL as a space."""
-    return text.encode("utf-8", "replace").decode().replace("\0", " ")
-
-
-def _endpoint(url: str) -> httpx2.URL:
-    try:
-        parsed = httpx2.URL(url)
-    except (httpx2.InvalidURL, TypeError) as cause:
-        raise ValueError(f"the reranker's URL is not a URL: {cause}") from cause
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError("the reranker's URL must start with http:// or https:// and name a host")
-    if "%" in parsed.host or not 0 < (parsed.port or 80) < 65_536:
-        raise ValueError("the reranker's URL's host or port is not one")
-    path = parsed.path.rstrip("/")
-    return parsed.copy_with(path=path if path.endswith(("/rerank", "/reranking")) else f"{path}/rerank")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

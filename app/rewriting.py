@@ -9,15 +9,14 @@ are left out where a server refuses them.
 import asyncio
 import json
 import re
-import ssl
 from collections import OrderedDict
-from ipaddress import ip_address
 from typing import Any, Final, Self
 
 import httpx2
 
 from app import observing
 from app.breaker import Outcome
+from app.dialling import brief, check_key, json_headers, open_client, parse_url, sendable, shown, with_ending
 from app.errors import HalflifeError, RewriterFailed
 from app.guarding import Guard
 from app.models import RewriteOptions, Rewriting
@@ -78,14 +77,14 @@ def read_answer(body: bytes, *, query: str, wanted: RewriteOptions) -> Rewriting
         answer = json.loads(body)
         content = answer["choices"][0]["message"]["content"]
     except (ValueError, RecursionError, LookupError, TypeError) as cause:
-        raise ValueError(f"is no chat completion: {_short(body[:200].decode('utf-8', 'replace'))}") from cause
+        raise ValueError(f"is no chat completion: {brief(body[:200].decode('utf-8', 'replace'))}") from cause
     if not isinstance(content, str):
         raise ValueError("holds no text")
     fenced = _FENCED.search(content)
     try:
         said = json.loads(fenced[1] if fenced else content)
     except (ValueError, RecursionError) as cause:
-        raise ValueError(f"is no JSON: {_short(content[:200])}") from cause
+        raise ValueError(f"is no JSON: {brief(content[:200])}") from cause
     if not isinstance(said, dict):
         raise ValueError("is no JSON object")
     seen = {_plain(query)}
@@ -98,7 +97,7 @@ def read_answer(body: bytes, *, query: str, wanted: RewriteOptions) -> Rewriting
             raise ValueError(f"has no list of strings as `{name}`")
         kept: list[str] = []
         for text in value:
-            cleaned = " ".join(_clean(text).split())
+            cleaned = " ".join(sendable(text).split())
             if cleaned and len(cleaned) <= chars and _plain(cleaned) not in seen:
                 seen.add(_plain(cleaned))
                 kept.append(cleaned)
@@ -113,15 +112,6 @@ def read_answer(body: bytes, *, query: str, wanted: RewriteOptions) -> Rewriting
 
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode().replace("\0", " ")
-
-
-def _short(words: str) -> str:
-    words = " ".join(words.split())
-    return words if len(words) <= 200 else words[:199] + "…"
 
 
 class Rewriter:
@@ -157,34 +147,22 @@ class Rewriter:
 
         `url` ends where `/chat/completions` is appended, or with it. `timeout_s` bounds one rewriting.
         """
-        address = _endpoint(url)
+        address = with_ending(parse_url(url, what="the rewriter's URL"), "/chat/completions")
         if not model:
             raise ValueError("the rewriting model's name is empty: set HALFLIFE_REWRITE_MODEL")
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip()):
-            raise ValueError("the rewriter's API key holds characters that HTTP headers refuse")
-        # Loading the system's CAs takes 20 ms and is of no use without TLS.
-        tls: ssl.SSLContext | bool = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        if address.scheme == "https":
-            tls = ssl.create_default_context(cafile=ca_certs) if ca_certs else True
-        headers = {"accept": "application/json", "accept-encoding": "identity"}
-        if api_key is not None:
-            headers["authorization"] = f"Bearer {api_key}"
-        http = httpx2.AsyncClient(
-            verify=tls,
-            headers=headers,
-            timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 3.0)),
-            limits=httpx2.Limits(
-                max_connections=concurrency, max_keepalive_connections=concurrency, keepalive_expiry=4.0
-            ),
-            # Following would send queries and key to where nobody configured.
-            follow_redirects=False,
-            # A proxy from the environment can't reach this machine's own loopback.
-            trust_env=not _is_loopback(address.host),
+        check_key(api_key, what="the rewriter's API key")
+        http = open_client(
+            address,
+            timeout_s=timeout_s,
+            connect_s=3.0,
+            places=concurrency,
+            ca_certs=ca_certs,
+            headers=json_headers(api_key),
         )
         return cls(
             http,
             url=str(address),
-            at=str(address.copy_with(username=None, password=None, query=None)),
+            at=shown(address),
             model=model,
             timeout_s=timeout_s,
             places=concurrency,
@@ -249,7 +227,7 @@ class Rewriter:
     async def _send(self, query: str, wanted: RewriteOptions) -> Rewriting:
         body = {
             "model": self.model,
-            "messages": messages(_clean(query), wanted),
+            "messages": messages(sendable(query), wanted),
             "stream": False,
             **{name: value for name, value in OPTIONAL.items() if name not in self._refused},
         }
@@ -260,7 +238,7 @@ class Rewriter:
             except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError) as cause:
                 sent.outcome = "failed"
                 raise RewriterFailed(
-                    f"The rewriter at {self._at} can't be reached: {_short(str(cause)) or type(cause).__name__}",
+                    f"The rewriter at {self._at} can't be reached: {brief(str(cause)) or type(cause).__name__}",
                     remedy="check that it runs, and HALFLIFE_REWRITE_URL",
                 ) from cause
             if status != 200:
@@ -297,7 +275,7 @@ class Rewriter:
             404: "check HALFLIFE_REWRITE_URL (it usually ends in /v1) and HALFLIFE_REWRITE_MODEL",
             429: "try later, or ask for fewer rewritings",
         }.get(status, "look into the chat server's log")
-        told = f"The rewriter at {self._at} answered {status}" + (f": {_short(words)}" if words else "")
+        told = f"The rewriter at {self._at} answered {status}" + (f": {brief(words)}" if words else "")
         return _Refused(status, words, RewriterFailed(told, remedy=remedy))
 
     def _not_sent(self, what: str, wait_s: float) -> HalflifeError:
@@ -310,23 +288,3 @@ class Rewriter:
 
 def _outcome_of(status: int) -> Outcome:
     return "refused" if status in (408, 425, 429) or status >= 500 else "ok"
-
-
-def _endpoint(url: str) -> httpx2.URL:
-    try:
-        parsed = httpx2.URL(url)
-    except (httpx2.InvalidURL, TypeError) as cause:
-        raise ValueError(f"the rewriter's URL is not a URL: {cause}") from cause
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError("the rewriter's URL must start with http:// or https:// and name a host")
-    if "%" in parsed.host or not 0 < (parsed.port or 80) < 65_536:
-        raise ValueError("the rewriter's URL's host or port is not one")
-    path = parsed.path.rstrip("/")
-    return parsed.copy_with(path=path if path.endswith("/chat/completions") else f"{path}/chat/completions")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

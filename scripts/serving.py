@@ -182,7 +182,7 @@ def _draining(config: "uvicorn.Config", application: "FastAPI", pause_s: float) 
 
 def refuse_without_keys(host: str, settings: "Settings") -> None:
     """Raise StartFailed where others than this machine could reach a service that asks for no key."""
-    from app.edge import is_loopback
+    from app.addresses import is_loopback
 
     if not settings.keyed and not is_loopback(host):
         raise StartFailed(

@@ -135,6 +135,10 @@ ROOMS = (
         },
     ),
     # Below the doors, which share them: what every dependency's calls pass, and where everything that is measured is named.
+    Row(
+        "dialling",
+        {"dialling": "a far end's address and client, opened one way for every door that speaks HTTP itself"},
+    ),
     Row("guards", {"guarding": "one dependency's pool, breaker and retry budget"}),
     Row(
         "measures", {"observing": "metrics, spans and the request's id: the only importer of their libraries"}
@@ -144,6 +148,7 @@ ROOMS = (
         # Below the values, not beside them: models are written in these words, and these import nothing of ours.
         "words",
         {
+            "addresses": "what a host's name tells",
             "breaker": "when to leave a dependency alone, and how often to ask it again",
             "errors": "the failures that callers are told about",
             "fields": "the names of the indexed fields, each written once",
@@ -162,7 +167,7 @@ DOORS = {
     "elastic_transport": {"elastic"},
     "openai": {"embedding"},
     # openai takes an httpx2 client for its timeouts and transport, so that door needs both.
-    "httpx2": {"embedding", "reranking", "rewriting"},
+    "httpx2": {"embedding", "reranking", "rewriting", "dialling"},
     "fastapi": {"main", "api", "compat", "edge", "openapi"},
     "starlette": {"main", "api", "compat", "edge", "openapi"},
     "uvicorn": {"main"},
@@ -384,7 +389,7 @@ CAUGHT = {
         "door is elastic",
     ),
     "openai past its door": ("search", "import openai", "door is embedding"),
-    "rerank HTTP past its door": ("search", "import httpx2", "door is embedding or reranking"),
+    "rerank HTTP past its door": ("search", "import httpx2", "door is dialling or embedding"),
     "old HTTP stack": ("reranking", "import httpx", "nowhere"),
     "web framework below the edge": ("search", "from fastapi import HTTPException", "door is api"),
     "clock in pure": ("decay", "import time", "no clock"),

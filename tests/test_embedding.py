@@ -23,6 +23,7 @@ import openai
 import pytest
 
 from app import embedding
+from app.dialling import retry_after_s
 from app.embedding import (
     Embedded,
     Embedder,
@@ -30,7 +31,6 @@ from app.embedding import (
     most_tokens,
     read_answer,
     read_vector,
-    retry_after_s,
     translate,
 )
 from app.errors import EmbedderRejected, EmbedderUnavailable, InvalidRequest

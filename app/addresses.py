@@ -1,0 +1,13 @@
+"""What a host's name tells; nothing is looked up."""
+
+from ipaddress import ip_address
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address or name is this machine's own loopback; a bracketed or scoped IPv6 address will do."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
