@@ -19,7 +19,8 @@ import typer
 from scripts import collecting, judgements, keying, kibana, quality, reindexing, synonyms, tune
 from scripts.client import ApiError, ApiUnreachable, Client, find_url
 from scripts.distribution import LocalStackError
-from scripts.stack import DEFAULT_DATA, Options, State, data_folder
+from scripts.options import CollectionOption, DataOption, JsonOption, KeyOption, UrlOption
+from scripts.stack import Options, State, data_folder
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -64,40 +65,8 @@ class CommandFailed(Exception):
         self.code = code
 
 
-# ---- options that commands share ------------------------------------------------------------------------------------
+# ---- options that several of these commands share ------------------------------------------------------------------------------------
 
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        metavar="DIR",
-        help=f"The stack's folder: indices, logs, ports, state. Default: $HALFLIFE_DATA, else ./{DEFAULT_DATA}.",
-        show_default=False,
-    ),
-]
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        help="The API's address. Default: $HALFLIFE_URL, else the local stack's, else http://127.0.0.1:8080.",
-        show_default=False,
-    ),
-]
-KeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--key",
-        metavar="TOKEN",
-        help="The API's key. Better in $HALFLIFE_KEY: other programs can see what a command line says.",
-        show_default=False,
-    ),
-]
-CollectionOption = Annotated[
-    str,
-    typer.Option("--collection", "-c", metavar="NAME", envvar="HALFLIFE_COLLECTION", help="The collection."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 DecayOption = Annotated[
     str | None,
     typer.Option(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from scripts.client import ApiError, Client, find_url
-from scripts.options import DataOption, JsonOption, KeyOption, UrlOption
+from scripts.options import CollectionArgument, DataOption, JsonOption, KeyOption, UrlOption
 from scripts.stack import data_folder
 
 Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
@@ -33,7 +33,6 @@ app = typer.Typer(
       halflife collections delete handbook""",
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The collection.", show_default=False)]
 DeclareOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -96,7 +95,7 @@ def show_all(
 
 
 def show(
-    name: NameArgument,
+    name: CollectionArgument,
     url: UrlOption = None,
     data: DataOption = None,
     key: KeyOption = None,
@@ -115,7 +114,7 @@ def show(
 
 
 def create(
-    name: NameArgument,
+    name: CollectionArgument,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="One of the service's embedding models.", show_default=False),
@@ -162,7 +161,7 @@ def create(
 
 
 def update(
-    name: NameArgument,
+    name: CollectionArgument,
     declare: DeclareOption = None,
     replicas: ReplicasOption = None,
     refresh_interval: RefreshOption = None,
@@ -198,7 +197,7 @@ def update(
 
 
 def delete(
-    name: NameArgument,
+    name: CollectionArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     url: UrlOption = None,
     data: DataOption = None,

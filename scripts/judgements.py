@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scripts import reindexing
+from scripts.options import CollectionArgument, DataOption, JsonOption
 from scripts.stack import data_folder
 
 if TYPE_CHECKING:
@@ -25,15 +26,15 @@ def register(command: Register) -> None:
 
 
 def judgements(
-    collection: reindexing.CollectionArgument,
+    collection: CollectionArgument,
     folder: Annotated[
         Path,
         typer.Argument(
             metavar="FOLDER", help="Where the set is written; made if need be.", show_default=False
         ),
     ],
-    data: reindexing.DataOption = None,
-    as_json: reindexing.JsonOption = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     r"""Write the judgements that the search log's votes make.
 

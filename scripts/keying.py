@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from scripts.client import ApiError
+from scripts.options import JsonOption
 
 FILE_VARIABLE = "HALFLIFE_KEYS_FILE"
 MODE = 0o600
@@ -33,7 +34,6 @@ FileOption = Annotated[
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 
 
 def create(

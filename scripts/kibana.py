@@ -15,6 +15,7 @@ from urllib.parse import quote
 import typer
 
 from scripts.client import ApiError, ApiUnreachable
+from scripts.options import JsonOption
 
 if TYPE_CHECKING:
     import httpx2
@@ -181,7 +182,7 @@ def kibana(
     wait: Annotated[
         float, typer.Option(min=0, metavar="S", help="How long to wait for a Kibana that starts.")
     ] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     r"""Load data views, Discover sessions and dashboards into Kibana.
 

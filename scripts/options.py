@@ -1,20 +1,45 @@
-"""Options that several command groups take, each declared once."""
+"""Options that several commands take, each declared once."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-UrlOption = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help="The API's address.", show_default=False)
-]
+from scripts.stack import DEFAULT_DATA
+
 DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="The stack's folder.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help=f"The stack's folder: indices, logs, ports, state. Default: $HALFLIFE_DATA, else ./{DEFAULT_DATA}.",
+        show_default=False,
+    ),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="The API's address. Default: $HALFLIFE_URL, else the local stack's, else http://127.0.0.1:8080.",
+        show_default=False,
+    ),
 ]
 KeyOption = Annotated[
     str | None,
     typer.Option(
-        "--key", metavar="TOKEN", help="The API's key. Better in $HALFLIFE_KEY.", show_default=False
+        "--key",
+        metavar="TOKEN",
+        help="The API's key. Better in $HALFLIFE_KEY: other programs can see what a command line says.",
+        show_default=False,
     ),
 ]
+CollectionOption = Annotated[
+    str,
+    typer.Option("--collection", "-c", metavar="NAME", envvar="HALFLIFE_COLLECTION", help="The collection."),
+]
+CollectionArgument = Annotated[
+    str, typer.Argument(metavar="COLLECTION", help="The collection.", show_default=False)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]

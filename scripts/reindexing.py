@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 import typer
 
 from scripts import stack
+from scripts.options import CollectionArgument, DataOption, JsonOption, YesOption
 
 if TYPE_CHECKING:
     from app import transfer
@@ -35,21 +36,6 @@ DONE, FAILED, UNREACHABLE, UNDER_WAY, INTERRUPTED = 0, 1, 3, 4, 130
 PANEL = "Whole collections"
 Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
 T = TypeVar("T")
-
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        metavar="DIR",
-        help=f"The local stack's folder. Default: $HALFLIFE_DATA, else ./{stack.DEFAULT_DATA}.",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
-CollectionArgument = Annotated[
-    str, typer.Argument(metavar="COLLECTION", help="The collection.", show_default=False)
-]
 
 
 def register(command: Register) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from scripts.client import Client, find_url
-from scripts.options import DataOption, JsonOption, KeyOption, UrlOption
+from scripts.options import CollectionArgument, DataOption, JsonOption, KeyOption, UrlOption
 from scripts.stack import data_folder
 
 Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
@@ -31,10 +31,6 @@ app = typer.Typer(
       halflife synonyms delete handbook""",
 )
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="COLLECTION", help="The collection.", show_default=False)
-]
-
 
 def register(command: Register, root: typer.Typer) -> None:
     """Make the commands known, as a group of the one command line."""
@@ -44,7 +40,7 @@ def register(command: Register, root: typer.Typer) -> None:
 
 
 def show(
-    name: NameArgument,
+    name: CollectionArgument,
     url: UrlOption = None,
     data: DataOption = None,
     key: KeyOption = None,
@@ -67,7 +63,7 @@ def show(
 
 
 def replace(
-    name: NameArgument,
+    name: CollectionArgument,
     file: Annotated[
         str,
         typer.Argument(
@@ -104,7 +100,9 @@ def replace(
     return 0
 
 
-def delete(name: NameArgument, url: UrlOption = None, data: DataOption = None, key: KeyOption = None) -> int:
+def delete(
+    name: CollectionArgument, url: UrlOption = None, data: DataOption = None, key: KeyOption = None
+) -> int:
     r"""Delete all rules of a collection.
 
     \b

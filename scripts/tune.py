@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scripts.client import ApiError, Client, find_url
+from scripts.options import DataOption, JsonOption, KeyOption, UrlOption
 from scripts.stack import data_folder
 
 if TYPE_CHECKING:
@@ -107,16 +108,10 @@ def tune(
         typer.Option("--into", metavar="COLLECTION", help="Where --store stores it. Default: --collection.", show_default=False),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the trials of earlier runs.")] = False,
-    url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="The API's address, as for `halflife search`.", show_default=False)
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="TOKEN", help="The API's key; better in $HALFLIFE_KEY.", show_default=False)
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="The stack's folder, as for `halflife up`.", show_default=False)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")] = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> int:  # fmt: skip
     r"""Search for a ranking profile that suits judged sets, and say whether it is better than what you have.
 
