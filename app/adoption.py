@@ -151,7 +151,9 @@ class Adopter:
         index = standing.filling
         if index is None:
             index = names.index_name(self._name, self._now())
-            body = catalog.index_body(self._name, options, dims=dims, model=model, slot_aliases={copy: {}})
+            body = catalog.index_body(
+                self._name, options, dims=dims, model=model, slot_aliases={copy: {}}, uid=index
+            )
             await self._cluster.create_index(index, body)
         mapping = (await self._cluster.get_mapping(index))[index]
         target = catalog.read_collection(self._name, index, mapping)

@@ -179,9 +179,18 @@ async def verify(cluster: Cluster, *, dims: int, model: str | None = None) -> li
 
 
 def index_body(
-    name: str, options: CollectionOptions, *, dims: int, model: str | None, slot_aliases: Mapping[str, Json]
+    name: str,
+    options: CollectionOptions,
+    *,
+    dims: int,
+    model: str | None,
+    slot_aliases: Mapping[str, Json],
+    uid: str | None = None,
 ) -> Json:
-    """Return the create-index body of a collection: what it adds to the templates, and its aliases."""
+    """Return the create-index body of a collection: what it adds to the templates, and its aliases.
+
+    `uid` is a new collection's first index, and what the index before says where this one takes its place.
+    """
     settings: Json = {}
     if "shards" in options.model_fields_set:
         settings["number_of_shards"] = options.shards
@@ -192,6 +201,7 @@ def index_body(
     meta = {
         "template_version": shipped(MAPPINGS)["version"],
         "collection": name,
+        "uid": uid,
         "dims": dims,
         "similarity": options.similarity,
         "model": model,
@@ -283,8 +293,8 @@ async def create(
             await get(cluster, name)
         except NotFound:
             _check_named(options.default_profile, options.experiment, {})
-    body = index_body(name, options, dims=dims, model=model, slot_aliases=first_aliases(name))
     index = names.index_name(name, moment)
+    body = index_body(name, options, dims=dims, model=model, slot_aliases=first_aliases(name), uid=index)
     try:
         found = await _create_once(cluster, name, index, body)
     except SchemaMismatch:
@@ -599,6 +609,7 @@ def read_collection(name: str, index: str, mapping: Mapping[str, Any]) -> Collec
     return Collection(
         name=name,
         index=index,
+        uid=meta.get("uid"),
         dims=embedding["dims"],
         similarity=embedding.get("similarity", "cosine"),
         declared=meta.get("declared", {}),

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from app import catalog, names
 from app.elastic import Cluster
 from app.errors import HalflifeError, NotFound
-from app.models import BulkResult, Feedback, FeedbackItem, ItemError, ItemResult
+from app.models import BulkResult, Collection, Feedback, FeedbackItem, ItemError, ItemResult
 from app.ratings import POSITIVE, Ratings, Vote, passed_over, rate
 from app.searchlog import ALIAS as SEARCHES
 from app.searchlog import Logged, SearchLog, make_index, query_hash, sweep
@@ -77,7 +77,7 @@ class Votes:
         self._secret = secret
         self._now = now
         self._keep_days = keep_days
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str | None], _Known] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._made: set[str] = set()
 
@@ -136,11 +136,13 @@ class Votes:
                 self._secret, b"halflife voter\0" + given.user.encode(), hashlib.sha256
             ).hexdigest()[:24]
         identity = "\0".join((key, voter, given.search_id, item.id))
+        uid = found.source.get("collection_uid")
         return {
             "@timestamp": format_instant(self._now()),
             "searched_at": found.source["@timestamp"],
             "vote": hashlib.sha256(identity.encode()).hexdigest()[:32],
             "collection": found.source["collection"],
+            **({} if uid is None else {"collection_uid": uid}),
             "search_id": given.search_id,
             "query_hash": found.source["query_hash"],
             "document_id": item.id,
@@ -198,7 +200,7 @@ class Votes:
     # --- ratings
 
     async def ratings(
-        self, collection: str, query: str, as_of: datetime | None, only_key: str | None = None
+        self, collection: Collection, query: str, as_of: datetime | None, only_key: str | None = None
     ) -> Ratings | None:
         """Return the ratings under a query as of an instant (None: about now); None while they can't be had.
 
@@ -207,13 +209,17 @@ class Votes:
         known = await self._ratings(collection, as_of, only_key)
         return None if known is None else known.under(query_hash(query, self._secret))
 
-    async def _ratings(self, collection: str, as_of: datetime | None, only_key: str | None) -> Ratings | None:
-        known = self._known.get(collection)
+    async def _ratings(
+        self, collection: Collection, as_of: datetime | None, only_key: str | None
+    ) -> Ratings | None:
+        # One that is made again under its name begins without votes.
+        which = (collection.name, collection.uid)
+        known = self._known.get(which)
         if known is None:
-            known = self._known[collection] = _Known()
+            known = self._known[which] = _Known()
             while len(self._known) > MOST_COLLECTIONS:
                 self._known.popitem(last=False)
-        self._known.move_to_end(collection)
+        self._known.move_to_end(which)
         settled_ms = (to_ms(self._now()) - SETTLED_MS) // EPOCH_MS * EPOCH_MS
         wanted_ms = settled_ms if as_of is None else min(to_ms(as_of), settled_ms)
         if (wanted_ms, only_key) in known.tables:
@@ -242,14 +248,14 @@ class Votes:
                 known.tables.popitem(last=False)
         return made
 
-    async def _read(self, collection: str, known: _Known, *, until_ms: int) -> None:
+    async def _read(self, collection: Collection, known: _Known, *, until_ms: int) -> None:
         """Read the votes since the last time; some twice, which their ids make harmless."""
         async with known.lock:
             since_ms = known.read_until_ms - SETTLED_MS if known.votes else None
             try:
                 fresh = [vote async for vote in _votes(self._cluster, collection, since_ms=since_ms)]
             except HalflifeError as error:
-                log.warning("the ratings of `%s` are not read: %s", collection, error.detail)
+                log.warning("the ratings of `%s` are not read: %s", collection.name, error.detail)
                 return
             merged = {**known.votes, **dict(fresh)}
             known.votes = merged if since_ms is None else _newest(merged)
@@ -305,7 +311,7 @@ def _item(raw: Any, ranks: Mapping[str, int], taken: set[str]) -> FeedbackItem |
 
 
 async def _votes(
-    cluster: Cluster, collection: str, *, since_ms: int | None
+    cluster: Cluster, collection: Collection, *, since_ms: int | None
 ) -> AsyncIterator[tuple[str, Vote]]:
     """Yield (id, vote), newest first, of one voter at most `MOST_PER_VOTER`, up to `MOST_VOTES` in all."""
     by_voter: dict[tuple[str, str], int] = {}
@@ -340,11 +346,21 @@ def _newest(votes: Mapping[str, Vote]) -> dict[str, Vote]:
     return dict(ordered[:MOST_VOTES])
 
 
-def _of(collection: str, since_ms: int | None = None) -> Json:
-    clauses: list[Json] = [{"term": {"collection": collection}}]
+def _of(collection: Collection, since_ms: int | None = None) -> Json:
+    clauses = _belonging(collection)
     if since_ms is not None:
         clauses.append({"range": {"@timestamp": {"gte": since_ms, "format": "epoch_millis"}}})
     return {"bool": {"filter": clauses}}
+
+
+def _belonging(collection: Collection) -> list[Json]:
+    """Return what tells the collection's votes and logged searches from those of an earlier one of its name."""
+    uid: Json = (
+        {"bool": {"must_not": [{"exists": {"field": "collection_uid"}}]}}
+        if collection.uid is None
+        else {"term": {"collection_uid": collection.uid}}
+    )
+    return [{"term": {"collection": collection.name}}, uid]
 
 
 async def pages(
@@ -390,7 +406,7 @@ GRADED_FROM: Final = 1.0
 """Least weight of votes that makes a judgement."""
 
 
-async def judgements(cluster: Cluster, collection: str) -> AsyncIterator[JudgedQuery]:
+async def judgements(cluster: Cluster, collection: Collection) -> AsyncIterator[JudgedQuery]:
     """Yield the logged questions whose hits were voted on, with a grade for each document whose votes say enough.
 
     Questions that are the same up to case and white space are one. A document is graded by the share of votes for it
@@ -410,7 +426,7 @@ async def judgements(cluster: Cluster, collection: str) -> AsyncIterator[JudgedQ
         if vote["verdict"] == "helpful":
             praised.setdefault(question, set()).add(document)
     texts: dict[str, tuple[str, datetime]] = {}
-    wanted = {"bool": {"filter": [{"term": {"collection": collection}}, {"exists": {"field": "votes"}}]}}
+    wanted = {"bool": {"filter": [*_belonging(collection), {"exists": {"field": "votes"}}]}}
     order: list[Json] = [{"@timestamp": "asc"}, {"search_id": "asc"}]
     shown = ["query_hash", "query", "@timestamp", "origin"]
     async for search in pages(cluster, SEARCHES, wanted, sort=order, fields=shown):

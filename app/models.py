@@ -1328,6 +1328,11 @@ class Collection(Value):
 
     name: str
     index: str
+    uid: str | None = Field(
+        None,
+        description="Stays with the collection through every reindex, and tells it from an earlier one of its name; "
+        "null for one that an earlier release made.",
+    )
     dims: int
     similarity: Similarity
     declared: dict[str, DeclaredType]

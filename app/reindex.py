@@ -447,6 +447,7 @@ class Reindexer:
             dims=goal.dims,
             model=goal.model,
             slot_aliases={moves.copy_alias(self._name): {}},
+            uid=(await self._describe(state.source)).uid,
         )
         body.setdefault("settings", {}).setdefault("index", {}).update(
             number_of_replicas=0, auto_expand_replicas="false", refresh_interval="-1"
@@ -998,6 +999,7 @@ class Reindexer:
             return Collection(
                 name=self._name,
                 index=index,
+                uid=meta.get("uid"),
                 dims=embedding["dims"],
                 similarity=embedding.get("similarity", "cosine"),
                 declared=meta.get("declared", {}),

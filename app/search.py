@@ -93,7 +93,7 @@ class Doors:
     """The embedder whose vectors a collection's are; `embedder` for all if left out."""
     rewriter: Rewriter | None = None
     touch_ahead_s: float = 366 * 86_400.0
-    votes: Callable[[str, str, datetime | None, str | None], Awaitable[Ratings | None]] | None = None
+    votes: Callable[[Collection, str, datetime | None, str | None], Awaitable[Ratings | None]] | None = None
     """A collection's ratings under a query, as of an instant (None: about now), by one key's votes alone if it is named;
     None while they can't be had. Never raises."""
 
@@ -178,7 +178,7 @@ async def with_votes(plan: Plan, *, doors: Doors, caller: Caller) -> Plan:
     if plan.feedback is None or doors.votes is None:
         return plan
     own = caller.key_id if caller.forced else None
-    ratings = await doors.votes(plan.collection.name, plan.search.query, plan.feedback.as_of, own)
+    ratings = await doors.votes(plan.collection, plan.search.query, plan.feedback.as_of, own)
     return replace(plan, ratings=ratings)
 
 

@@ -92,6 +92,7 @@ def entry(
         "search_id": search_id,
         "request_id": asked.request_id,
         "collection": collection.name,
+        "collection_uid": collection.uid,
         "key_id": asked.key_id,
         "query_hash": query_hash(search.query, secret),
         "query": search.query if with_text else None,

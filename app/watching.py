@@ -197,7 +197,7 @@ class Watch:
             with contextlib.suppress(KeyError):
                 observing.DOCUMENTS.remove(gone)
         self._counted = counted
-        moving = await self._reindexes(found)
+        moving = await self._reindexes(found, aliases)
         for name, progress in moving.items():
             observing.REINDEX.labels(name).set(progress)
         for ended in self._moving - set(moving):
@@ -206,7 +206,9 @@ class Watch:
         self._moving = set(moving)
         observing.CENSUS_AGE.set(time.time())
 
-    async def _reindexes(self, collections: list[str]) -> Mapping[str, float]:
+    async def _reindexes(
+        self, collections: list[str], aliases: Mapping[str, Mapping[str, Json]]
+    ) -> Mapping[str, float]:
         if not collections:
             return {}
         try:
@@ -221,7 +223,8 @@ class Watch:
         for name, entry in zip(collections, entries, strict=True):
             if entry.get("found"):
                 state = entry["_source"]["state"]
-                if state["phase"] != "copying":
+                # What was written down of an earlier collection of this name is no progress of this one.
+                if state["phase"] != "copying" or state["source"] not in aliases[names.read_alias(name)]:
                     continue
                 progress[name] = (
                     1.0 if state["copied"] else state["done"] / max(1, state["total"], state["done"])

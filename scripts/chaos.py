@@ -229,6 +229,7 @@ async def copy_then_swap(cluster: Cluster, changes: Mapping[str, Any], rate: flo
         dims=known.collection.dims,
         model=known.collection.model,
         slot_aliases={alias: {}},
+        uid=known.collection.uid,
     )
     await cluster.create_index(new, body)
     await cluster.refresh(old)

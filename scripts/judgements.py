@@ -83,11 +83,16 @@ def write(found: "list[JudgedQuery]", folder: Path) -> int:
 
 
 async def _read(settings: "Settings", collection: str) -> "list[JudgedQuery]":
+    from app import catalog
+    from app.errors import NotFound
     from app.feedback import judgements as read
     from app.main import open_cluster
 
     cluster = open_cluster(settings)
     try:
-        return [each async for each in read(cluster, collection)]
+        known = await catalog.get(cluster, collection)
+        return [each async for each in read(cluster, known.collection)]
+    except NotFound:
+        return []
     finally:
         await cluster.close()

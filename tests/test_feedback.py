@@ -361,16 +361,17 @@ def test_a_search_that_is_not_logged_is_refused(client):
 
 async def fill(cluster: Cluster, collection: str, document: str, verdict: str, *, voters: int, rank: int = 1):
     """Write votes of many keys, some minutes old so that they are settled."""
-    await catalog.install_own_templates(cluster, catalog.FEEDBACK_TEMPLATE)
     moment = datetime.now(UTC) - timedelta(minutes=5)
     index = names.own_dated_index("feedback", moment, monthly=True)
+    await searchlog.make_index(cluster, index, template=catalog.FEEDBACK_TEMPLATE)
+    uid = (await catalog.get(cluster, collection)).collection.uid
     entries = []
     for number in range(voters):
         id_ = uuid.uuid4().hex
         entries.append((index, id_, {
             "@timestamp": moment.isoformat(), "searched_at": moment.isoformat(), "vote": id_,
             "collection": collection, "search_id": "20260101-x", "query_hash": "q", "document_id": document,
-            "rank": rank, "verdict": verdict, "voter": f"v{number}", "key_id": f"k{number}",
+            "rank": rank, "verdict": verdict, "voter": f"v{number}", "key_id": f"k{number}", "collection_uid": uid,
         }))  # fmt: skip
     outcomes = await cluster.record(entries)
     assert {outcome.fate for outcome in outcomes} == {"applied"}
@@ -429,6 +430,33 @@ async def test_pages_keep_the_ratings_of_the_first(client, collection, cluster):
         answer = client.post("/v1/search", json={"cursor": answer["cursor"]}).json()
     assert pages == [hit["id"] for hit in whole["hits"]]
     assert pages[0] == order[5]
+
+
+async def test_a_collection_made_again_begins_without_votes(client, collection, cluster):
+    answer = ask(client, collection)
+    order = [hit["id"] for hit in ranked(client, collection)["hits"]]
+    await fill(cluster, collection, order[3], "clicked", voters=40)
+    voted = with_ratings(client, collection, feedback={})
+    assert any("feedback" in hit for hit in voted["hits"])
+    assert (await logged(cluster, answer["search_id"]))["collection"] == collection
+    before = (await catalog.get(cluster, collection)).collection
+    assert client.delete(f"/v1/collections/{collection}", params={"confirm": collection}).status_code == 204
+    made = client.put(f"/v1/collections/{collection}")
+    assert made.json()["uid"] not in (None, before.uid)
+    sent = {"documents": DOCUMENTS, "refresh": "wait_for"}
+    assert client.post(f"/v1/collections/{collection}/documents", json=sent).json()["failed"] == 0
+    # Of a search of the collection that is gone: stored, and no vote on this one.
+    late = vote(client, answer["search_id"], {"id": answer["hits"][0]["id"], "verdict": "helpful"})
+    assert late.status_code == 200
+    await cluster.refresh("halflife_feedback")
+    await cluster.refresh("halflife_searches")
+    again = with_ratings(client, collection, feedback={})
+    assert [hit["id"] for hit in again["hits"]] == order
+    assert not any("feedback" in hit for hit in again["hits"])
+    assert not [
+        each async for each in judgements(cluster, (await catalog.get(cluster, collection)).collection)
+    ]
+    assert [each async for each in judgements(cluster, before)]
 
 
 async def test_a_profile_turns_it_on_and_a_request_off(client, collection, cluster):
@@ -509,7 +537,8 @@ async def test_judgements_come_out_of_the_log(client, collection, cluster, tmp_p
     assert silent["search_id"]
     await cluster.refresh("halflife_feedback")
     await cluster.refresh("halflife_searches")
-    found = [each async for each in judgements(cluster, collection)]
+    known = (await catalog.get(cluster, collection)).collection
+    found = [each async for each in judgements(cluster, known)]
     assert [(each.text, dict(each.grades)) for each in found] == [("carry over rule", {good: 2, bad: 0})]
     assert found[0].as_of == datetime(2026, 6, 30, tzinfo=UTC)
     assert write(found, tmp_path / "judged") == 2

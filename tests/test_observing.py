@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -17,7 +18,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from app import logs, observing
+from app import logs, moves, observing
 from app.errors import InvalidRequest
 from app.metering import Metering
 from app.settings import Settings
@@ -190,6 +191,45 @@ async def test_the_census_counts_documents_without_tombstones(cluster, node_url,
     listed = client.get(f"/v1/collections/{collection}/documents", params={"size": 1}).json()["total"]
     assert total(client, "halflife_documents", collection=collection) == listed
     assert total(client, "halflife_census_timestamp_seconds") > 1e9
+
+
+@pytest.mark.node
+@pytest.mark.parametrize("its_own", [True, False], ids=["its own", "of an earlier one"])
+async def test_a_reindex_of_an_earlier_collection_of_the_name_is_no_progress(
+    cluster, client, collection, its_own
+):
+    from app.embedding import Embedder
+    from app.watching import Watch
+
+    source = client.get(f"/v1/collections/{collection}").json()["index"] if its_own else "gone"
+    ledger = moves.Ledger(cluster, collection, owner="test", now=lambda: datetime.now(UTC))
+    await ledger.load()
+    state = moves.State(
+        collection=collection, phase="copying", owner="test", source=source, target="t", total=4, done=1
+    )
+    await ledger.begin(state)
+    embedder = Embedder.connect(base_url="http://127.0.0.1:9/v1", api_key=None, model="none", dims=DIMS)
+    try:
+        watch = Watch(cluster=cluster, embedder=embedder, reranker=None, touches_waiting=lambda: 0)
+        await watch.census()
+        told = {
+            labels.get("collection") for name, labels in watch_labels() if name == "halflife_reindex_progress"
+        }
+        assert (collection in told) is its_own
+    finally:
+        await ledger.save(phase="aborted")
+        await watch.census()
+        await embedder.close()
+
+
+def watch_labels() -> list[tuple[str, dict[str, str]]]:
+    """Return (name, labels) of every sample of this process."""
+    text = observing.exposition()[0].decode()
+    return [
+        (sample.name, sample.labels)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
 
 
 def test_what_was_refused_before_any_route_has_no_path_in_its_labels(client):

@@ -111,7 +111,7 @@ async def test_a_reindex_keeps_every_document_version_vector_and_tombstone(world
     assert (await world.dump(old))["d1"] == before["d1"]
 
 
-async def test_profiles_and_experiment_move_with_the_collection(world: World) -> None:
+async def test_profiles_experiment_and_uid_move_with_the_collection(world: World) -> None:
     await fill(world)
     given = {
         "profiles": {"recent": {"decay": {"half_life": "30d"}}},
@@ -125,8 +125,9 @@ async def test_profiles_and_experiment_move_with_the_collection(world: World) ->
     await world.reindexer().run(Changes())
     after = (await catalog.get(world.cluster, before.name)).collection
     assert after.index != before.index
-    for name in given:
+    for name in (*given, "uid"):
         assert getattr(after, name) == getattr(changed, name)
+    assert after.uid == before.index
 
 
 async def test_knn_still_finds_all_thirty(world: World) -> None:
