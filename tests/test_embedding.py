@@ -467,10 +467,11 @@ async def test_no_server_at_all_fails_every_text_soon():
             model="m",
             dims=None,
             backoff_s=0.001,
+            retry_budget_s=2,
         )
-        embedded = await embedder.embed_documents([f"t{n}" for n in range(1000)])
         with pytest.raises(EmbedderUnavailable, match="can't be reached"):
             await embedder.check()
+        embedded = await embedder.embed_documents([f"t{n}" for n in range(1000)])
         await embedder.close()
     assert len(embedded.errors) == 1000
 
