@@ -177,7 +177,6 @@ class Candidate:
     created_ms: int | None
     aged_ms: int | None
     evergreen: bool
-    salience: float | None
     chunk: int | None = None
 
 
@@ -538,11 +537,16 @@ def route_body(
     size: int,
     ids: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the body of one route's search: `size` candidates, best first, ties newest first, then by id."""
+    """Return the body of one route's search: `size` candidates, best first, ties newest first, then by id.
+
+    Date and id come as sort values, not as stored fields: to read a document's `_id` the cluster unpacks its text too.
+    """
+    # Inner hits need the stored ones.
+    stored = {"stored_fields": "_none_"} if plan.search.collapse else {"_source": False}
     return {
         "size": size,
         "query": route_query(plan, route, vectors, depth=size, ids=ids),
-        "_source": False,
+        **stored,
         "docvalue_fields": docvalues(plan),
         "sort": [
             {"_score": {"order": "desc"}},
@@ -553,15 +557,14 @@ def route_body(
 
 
 def docvalues(plan: Plan) -> list[dict[str, str]]:
-    """Return the doc values each candidate carries: what ties, ages and explanations are told from."""
-    dates = {fields.CREATION_TIME}
-    dates.update(route.decay.field for route in plan.routes if route.decay is not None)
+    """Return the doc values each candidate carries: what ages and explanations are told from, beside its sort values."""
+    dates = {route.decay.field for route in plan.routes if route.decay is not None}
     if plan.base_decay is not None:
         dates.add(plan.base_decay.field)
+    dates.discard(fields.CREATION_TIME)
     return [
         *({"field": name, "format": "epoch_millis"} for name in sorted(dates)),
         {"field": fields.EVERGREEN},
-        {"field": fields.SALIENCE},
     ]
 
 
@@ -572,7 +575,12 @@ def measure_body(plan: Plan, vector: queries.Vector, *, ids: Sequence[str]) -> d
     query: dict[str, Any] = {"bool": {"filter": [_ids(ids), *plan.filters], "should": should}}
     if plan.base_decay is not None:
         query = queries.with_factor(query, decay.functions(plan.base_decay, origin_ms=plan.origin_ms))
-    return {"size": len(ids), "query": query, "_source": False, "docvalue_fields": docvalues(plan)}
+    return {
+        "size": len(ids),
+        "query": query,
+        "_source": False,
+        "docvalue_fields": [{"field": fields.SALIENCE}],
+    }
 
 
 def fetch_body(
@@ -680,8 +688,8 @@ def read_route(plan: Plan, route: PlannedRoute, answer: Mapping[str, Any]) -> Ro
     ranked: list[Candidate] = []
     if plan.search.collapse:
         for hit in hits:
-            if hit["_id"] not in seen:
-                seen.add(hit["_id"])
+            if (id_ := id_of(hit)) not in seen:
+                seen.add(id_)
                 ranked.append(read_candidate(plan, route, hit, rank=len(ranked) + 1))
     else:
         listed = [entry for hit in hits for entry in _entries(plan, route, hit)]
@@ -751,8 +759,15 @@ def chunk_key(document_id: str, number: int) -> str:
     return f"{document_id}\0{number:08d}"
 
 
+def id_of(hit: Mapping[str, Any]) -> str:
+    """Return the id of a hit of a `route_body`, out of what it is sorted by: score, date, id."""
+    return str(hit["sort"][2])
+
+
 def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any], *, rank: int = 0) -> Candidate:
     """Return the candidate of one hit; its factor is the quotient of the cluster's own two scores."""
+    created_ms = None if hit["sort"][1] == _UNDATED else hit["sort"][1]
+    id_ = id_of(hit)
     values = hit.get("fields") or {}
     names = hit.get("matched_queries") or {}
     score = float(hit["_score"])
@@ -765,29 +780,35 @@ def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any], *, r
             # The two are 32-bit floats, so that a factor of 1 can come out a little above it.
             factor = min(1.0, score / base)
         else:
-            moment_ms = _date(values, route.decay.field)
+            moment_ms = _date(values, route.decay.field, created_ms)
             factor = decay.factor(
                 route.decay, origin_ms=plan.origin_ms, moment_ms=moment_ms, evergreen=evergreen
             )
     elif plan.placement == "fused":
         factor = names.get(queries.FACTOR_NAME)
-    salience = values.get(fields.SALIENCE)
     return Candidate(
-        key=hit["_id"], id=hit["_id"], rank=rank, score=score, base=base, factor=factor,
-        created_ms=_date(values, fields.CREATION_TIME), aged_ms=_aged(plan.base_decay, values), evergreen=evergreen,
-        salience=float(salience[0]) if salience else None,
+        key=id_, id=id_, rank=rank, score=score, base=base, factor=factor, created_ms=created_ms,
+        aged_ms=_aged(plan.base_decay, values, created_ms), evergreen=evergreen,
     )  # fmt: skip
 
 
-def _aged(by: ResolvedDecay | None, values: Mapping[str, Any]) -> int | None:
-    for name in decay.times_of(fields.CREATION_TIME if by is None else by.field):
-        at = _date(values, name)
+_UNDATED: Final = -(2**63)
+"""What the cluster sorts a missing date by."""
+
+
+def _aged(by: ResolvedDecay | None, values: Mapping[str, Any], created_ms: int | None) -> int | None:
+    if by is None:
+        return created_ms
+    for name in decay.times_of(by.field):
+        at = _date(values, name, created_ms)
         if at is not None:
             return at
     return None
 
 
-def _date(values: Mapping[str, Any], name: str) -> int | None:
+def _date(values: Mapping[str, Any], name: str, created_ms: int | None) -> int | None:
+    if name == fields.CREATION_TIME:
+        return created_ms
     held = values.get(name)
     return int(held[0]) if held else None
 

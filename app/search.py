@@ -38,6 +38,7 @@ from app.planning import (
     PlannedRoute,
     age_days,
     fetch_body,
+    id_of,
     make_plan,
     measure_body,
     pool_body,
@@ -721,7 +722,7 @@ async def _account_of_cluster(runs: Sequence[tuple[Run, _Outcome]], *, doors: Do
             run.warnings.append(f"the cluster's account of route '{route.name}' is missing: {answer.detail}")
             continue
         for hit in answer["hits"]["hits"]:
-            outcome.explained.setdefault(hit["_id"], {})[route.name] = hit["_explanation"]
+            outcome.explained.setdefault(id_of(hit), {})[route.name] = hit["_explanation"]
     for run, outcome in runs:
         left = len({item.id for item in outcome.page}) - CLUSTER_EXPLAINED
         if left > 0:

@@ -15,7 +15,7 @@ import pytest
 from app import decay, queries
 from app.elastic import Cluster
 from app.models import Collection, Decay, RouteHit, Search, SearchResult
-from app.planning import make_plan, read_route, route_body
+from app.planning import id_of, make_plan, read_route, route_body
 from app.times import format_instant, from_ms, parse_instant, to_ms
 from tests.searching import DAY, NOW, NOW_MS, Asker, StandIn, drop_collection, ids, make_collection, unit
 
@@ -192,12 +192,12 @@ async def test_the_cluster_multiplies_by_the_closed_formula(
         assert isinstance(answer, dict), answer
         wanted = wanted_of(options)
         hits = answer["hits"]["hits"]
-        assert {hit["_id"] for hit in hits} == set(DOCUMENTS)
+        assert {id_of(hit) for hit in hits} == set(DOCUMENTS)
         scores = [hit["_score"] for hit in hits]
         assert scores == sorted(scores, reverse=True)
         for hit in hits:
-            base, factor = hit["matched_queries"]["base"], wanted[hit["_id"]]
-            told = (hit["_id"], options, plan.placement, route.name, factor, hit["_score"], base)
+            base, factor = hit["matched_queries"]["base"], wanted[id_of(hit)]
+            told = (id_of(hit), options, plan.placement, route.name, factor, hit["_score"], base)
             if plan.placement == "fused":
                 assert hit["_score"] == base, told
                 assert close_to(hit["matched_queries"]["factor"], factor), told

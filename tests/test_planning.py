@@ -95,20 +95,17 @@ def near(
     return {"nested": {"path": "chunks", "query": {"knn": knn}, "score_mode": "max", **nested}}
 
 
-CREATED: dict[str, Any] = {"field": "creation_time", "format": "epoch_millis"}
-
-
 def body(
-    query: dict[str, Any], *, size: int = 100, dates: Sequence[str] = ("creation_time",)
+    query: dict[str, Any], *, size: int = 100, dates: Sequence[str] = (), chunks: bool = False
 ) -> dict[str, Any]:
+    stored = {"_source": False} if chunks else {"stored_fields": "_none_"}
     return {
         "size": size,
         "query": query,
-        "_source": False,
+        **stored,
         "docvalue_fields": [
             *({"field": name, "format": "epoch_millis"} for name in dates),
             {"field": "evergreen"},
-            {"field": "salience"},
         ],
         "sort": [
             {"_score": {"order": "desc"}},
@@ -230,9 +227,9 @@ CASES: list[Case] = [
         {
             "text": body(
                 decayed(text_part(STANDING), functions("36h", floor=0.25, field="updated_at")),
-                dates=["creation_time", "updated_at"],
+                dates=["updated_at"],
             ),
-            "vector": body(base(near(STANDING)), dates=["creation_time", "updated_at"]),
+            "vector": body(base(near(STANDING)), dates=["updated_at"]),
         },
         {"text": ["words", "both", "old", "future"], "vector": ["both", "near", "future", "old", "words"]},
     ),
@@ -315,9 +312,10 @@ CASES: list[Case] = [
                         ],
                         "filter": STANDING,
                     }
-                }
+                },
+                chunks=True,
             ),
-            "vector": body(base(near(STANDING, inner_hits={"_source": False, "size": 20}))),
+            "vector": body(base(near(STANDING, inner_hits={"_source": False, "size": 20})), chunks=True),
         },
         {"text": ["both", "old", "words", "future"], "vector": ["both", "near", "future", "old", "words"]},
     ),
@@ -679,9 +677,7 @@ def test_measure_body() -> None:
         "size": 2,
         "query": told(measured, functions("1h", floor=0.5, field="updated_at", at_scale=0.75)),
         "_source": False,
-        "docvalue_fields": [
-            CREATED, {**CREATED, "field": "updated_at"}, {"field": "evergreen"}, {"field": "salience"},
-        ],
+        "docvalue_fields": [{"field": "salience"}],
     }  # fmt: skip
 
 
@@ -734,7 +730,9 @@ async def test_node_fetch_and_measure(cluster: Cluster, corpus: Collection) -> N
 
 def hit(name: str, score: float, *, base_score: float | None = None, **values: Any) -> dict[str, Any]:
     named = {} if base_score is None else {"matched_queries": {"base": base_score}}
-    return {"_id": name, "_score": score, "fields": {key: [value] for key, value in values.items()}, **named}
+    created = values.pop("creation_time", -(2**63))
+    held = {key: [value] for key, value in values.items()}
+    return {"_score": score, "sort": [score, created, name, 7], "fields": held, **named}
 
 
 def answer(*hits: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
@@ -748,24 +746,21 @@ def test_reading_a_route() -> None:
     read = read_route(
         plan, plan.routes[0],
         answer(
-            hit("b", 2.0, base_score=4.0, creation_time=str(ms), evergreen=False, salience=0.5),
+            hit("b", 2.0, base_score=4.0, creation_time=ms, evergreen=False),
             hit("a", 2.0000002, base_score=2.0),
             hit("b", 1.0, base_score=4.0),
-            hit("z", 0.0, base_score=0.0, creation_time=str(ms)),
+            hit("z", 0.0, base_score=0.0, creation_time=ms),
             hit("e", 0.0, base_score=0.0, evergreen=True),
         ),
     )  # fmt: skip
-    got = [
-        (each.id, each.rank, each.score, each.base, each.factor, each.aged_ms, each.salience)
-        for each in read.candidates
-    ]
+    got = [(each.id, each.rank, each.score, each.base, each.factor, each.aged_ms) for each in read.candidates]
     assert got == [
-        ("b", 1, 2.0, 4.0, 0.5, ms, 0.5),
+        ("b", 1, 2.0, 4.0, 0.5, ms),
         # Rounded up by 32-bit floats; a factor lies in [0, 1].
-        ("a", 2, 2.0000002, 2.0, 1.0, None, None),
+        ("a", 2, 2.0000002, 2.0, 1.0, None),
         # Nothing to divide by: the closed formula.
-        ("z", 3, 0.0, 0.0, pytest.approx(0.5), ms, None),
-        ("e", 4, 0.0, 0.0, 1.0, None, None),
+        ("z", 3, 0.0, 0.0, pytest.approx(0.5), ms),
+        ("e", 4, 0.0, 0.0, 1.0, None),
     ]
     assert (read.took_ms, read.partial, read.total) == (3, None, Total(value=5, relation="eq"))
 

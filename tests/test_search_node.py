@@ -29,6 +29,7 @@ from app.errors import (
 )
 from app.filters import compile_filter
 from app.models import Collection, Hit, Search, SearchResult
+from app.planning import id_of
 from app.search import Caller, search
 from app.times import format_instant, from_ms, parse_instant, to_ms
 from tests.searching import (
@@ -1385,7 +1386,7 @@ async def test_explain_gives_bodies_that_answer_the_same_in_the_cluster(
         ranked = sorted(
             (hit.routes[request["route"]].rank or 0, hit.id) for hit in answer.hits if (hit.routes[request["route"]].rank)
         )  # fmt: skip
-        found = {rank: hit["_id"] for rank, hit in enumerate(raw["hits"]["hits"], start=1)}
+        found = {rank: id_of(hit) for rank, hit in enumerate(raw["hits"]["hits"], start=1)}
         assert ranked
         assert all(found[rank] == name for rank, name in ranked)
     assert answer.explain["origin"] == format_instant(from_ms(NOW_MS))
