@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -259,9 +260,20 @@ def rank(
     Raises EvaluationFailed if one can't be answered whole: a degraded answer would be judged as a bad ranking.
     """
     found: dict[str, list[str]] = {}
-    for batch in _batches(questions):
+    size, start = BATCH, 0
+    while start < len(questions):
+        batch = questions[start : start + size]
         body = {**_shared(collection, profile), "queries": [_asked(question, as_of) for question in batch]}
-        answers = _whole(client, body, report)
+        try:
+            answers = _whole(client, body, report)
+        except ApiProblem as problem:
+            if problem.status != HTTPStatus.GATEWAY_TIMEOUT or size == 1:
+                raise
+            # One request has one time budget, however many questions it asks.
+            size //= 2
+            report(f"{problem.detail.splitlines()[0]}; going on with {size} questions at once")
+            continue
+        start += len(batch)
         for question, answer in zip(batch, answers, strict=True):
             if "hits" not in answer:
                 raise EvaluationFailed(f"question {question.id}: {answer.get('detail', 'no answer')}")
@@ -277,7 +289,7 @@ def _whole(client: Client, body: Json, report: Report) -> list[Json]:
         answers: list[Json] = client.search(body)["results"]
         for answer in answers:
             # A part that is overloaded for a moment spoils single answers of a batch.
-            if "hits" not in answer and answer.get("status") in {429, 503}:
+            if "hits" not in answer and answer.get("status") in {429, 503, HTTPStatus.GATEWAY_TIMEOUT}:
                 raise ApiProblem(answer["status"], answer, None)
         return answers
 
@@ -296,11 +308,6 @@ def _asked(question: Question, as_of: str | None) -> Json:
     if question.filter:
         asked["filter"] = dict(question.filter)
     return asked
-
-
-def _batches(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
-    for start in range(0, len(questions), BATCH):
-        yield questions[start : start + BATCH]
 
 
 # ---- judging --------------------------------------------------------------------------------------------------------

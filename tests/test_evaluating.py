@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from app.settings import Settings
 from scripts import cli, evaluating, judged, metrics
+from scripts.client import ApiProblem
 from scripts.judged import Question, UnreadableSet, read_set
 from tests.fakes import EmbeddingServer, openai_error
 from tests.service import Running, serving
@@ -505,6 +506,39 @@ def test_a_degraded_answer_is_not_judged(
         embedding.poison = {}
     assert told.exit_code == 1
     assert told.stdout == ""
+
+
+class SlowClient:
+    """Answers at most so many questions in one request's time budget."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.asked = most, list[int]()
+
+    def search(self, body: Mapping[str, Any]) -> Any:
+        asked = body["queries"]
+        self.asked.append(len(asked))
+        if len(asked) > self.most:
+            problem = {"status": 504, "title": "The time budget is used up"}
+            return {"results": [problem for _ in asked]}
+        return {"results": [{"hits": [{"id": each["query"]}]} for each in asked]}
+
+
+def test_what_exceeds_a_time_budget_is_asked_in_smaller_batches() -> None:
+    questions = [Question(f"q{number}", f"text {number}", {"a": 1}) for number in range(30)]
+    client = SlowClient(most=5)
+    told: list[str] = []
+    found = evaluating.rank(client, "c", evaluating.read_profile("default"), questions, report=told.append)  # type: ignore[arg-type]
+    assert found == {question.id: [question.text] for question in questions}
+    assert client.asked == [16, 8, *[4] * 7, 2]
+    assert told[-1] == "The time budget is used up; going on with 4 questions at once"
+
+
+def test_one_question_beyond_the_time_budget_is_an_error() -> None:
+    with pytest.raises(ApiProblem):
+        evaluating.rank(
+            SlowClient(most=0),  # type: ignore[arg-type]
+            "c", evaluating.read_profile("default"), [Question("q", "text", {"a": 1})],
+        )  # fmt: skip
 
 
 def test_a_folder_that_is_no_set_is_told_in_words(tmp_path: Path) -> None:
