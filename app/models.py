@@ -341,6 +341,10 @@ class Route(Value):
     num_candidates: Annotated[Whole, Field(ge=1, le=10_000)] | None = Field(
         None, description="Vector routes: candidates per shard; at least the window."
     )
+    title_boost: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        None,
+        description="Text routes: what a word in the title weighs against one in the text; 1.5 if left out.",
+    )
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
@@ -355,6 +359,10 @@ class Route(Value):
             raise invalid("`window` must be longer than zero")
         if self.num_candidates is not None and not self.kind.endswith("vector"):
             raise invalid("`num_candidates` belongs to vector routes")
+        if self.title_boost is not None and self.kind.endswith("vector"):
+            raise invalid(
+                f"`title_boost` belongs to text routes, not to '{self.kind}': vectors hold the title already"
+            )
         return self
 
 

@@ -62,6 +62,7 @@ class PlannedRoute:
     text: str
     words: str
     num_candidates: int
+    title_boost: float = queries.TITLE_BOOST
 
     @property
     def needs_vector(self) -> bool:
@@ -265,6 +266,7 @@ def make_plan(
                 text=text,
                 words=words,
                 num_candidates=route.num_candidates or 0,
+                title_boost=queries.TITLE_BOOST if route.title_boost is None else route.title_boost,
             )
         )
     if pinned is None:
@@ -513,9 +515,11 @@ def route_query(
         query: dict[str, Any] = queries.named(main, queries.BASE_NAME)
     else:
         main = (
-            queries.text_query(route.words, others)
+            queries.text_query(route.words, others, title_boost=route.title_boost)
             if plan.search.collapse
-            else queries.chunk_text_query(route.words, inner_hits=inner, wordings=others)
+            else queries.chunk_text_query(
+                route.words, inner_hits=inner, wordings=others, title_boost=route.title_boost
+            )
         )
         query = queries.named(main, queries.BASE_NAME)
         if where:

@@ -7,6 +7,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from app import fields
@@ -74,12 +75,15 @@ def lexical_words(text: str) -> tuple[str, bool]:
     return " ".join(kept), False
 
 
-def text_query(words: str, wordings: Sequence[Wording] = ()) -> dict[str, Any]:
+def text_query(
+    words: str, wordings: Sequence[Wording] = (), *, title_boost: float = TITLE_BOOST
+) -> dict[str, Any]:
     """Return the BM25 query over title and text: exact forms beside English stems, and a phrase bonus.
 
     Where there are other wordings, a document's score is its best under any of them, the query's own weighing more.
     """
-    return _best_of(_plain_text_query(words), wordings, _plain_text_query, SYNONYM_FIELDS)
+    make = partial(_plain_text_query, title_boost=title_boost)
+    return _best_of(make(words), wordings, make, SYNONYM_FIELDS)
 
 
 def _best_of(
@@ -118,12 +122,12 @@ def _cost(text: str) -> int:
     return sum(_cost_of(match[0]) for match in _WORD.finditer(text))
 
 
-def _plain_text_query(words: str) -> dict[str, Any]:
+def _plain_text_query(words: str, *, title_boost: float) -> dict[str, Any]:
     should: list[dict[str, Any]] = [
         {"match": {fields.TEXT: {"query": words}}},
         {"match": {f"{fields.TEXT}.english": {"query": words, "boost": STEM_BOOST}}},
-        {"match": {fields.TITLE: {"query": words, "boost": TITLE_BOOST}}},
-        {"match": {f"{fields.TITLE}.english": {"query": words, "boost": TITLE_BOOST * STEM_BOOST}}},
+        {"match": {fields.TITLE: {"query": words, "boost": title_boost}}},
+        {"match": {f"{fields.TITLE}.english": {"query": words, "boost": title_boost * STEM_BOOST}}},
         {"match": {f"{fields.TEXT}.thai": {"query": words}}},
         # What the analyzer takes apart, an identifier above all, counts for more where its parts stand together.
         {"match_phrase": {fields.TEXT: {"query": words, "boost": PHRASE_BOOST}}},
@@ -249,7 +253,11 @@ def _plain_chunk_words(words: str) -> dict[str, Any]:
 
 
 def chunk_text_query(
-    words: str, *, inner_hits: dict[str, Any] | None, wordings: Sequence[Wording] = ()
+    words: str,
+    *,
+    inner_hits: dict[str, Any] | None,
+    wordings: Sequence[Wording] = (),
+    title_boost: float = TITLE_BOOST,
 ) -> dict[str, Any]:
     """Return the BM25 query that ranks documents by their best chunk, the title's matches shared by all of them."""
     nested: dict[str, Any] = {
@@ -263,8 +271,8 @@ def chunk_text_query(
         "bool": {
             "must": [{"nested": nested}],
             "should": [
-                {"match": {fields.TITLE: {"query": words, "boost": TITLE_BOOST}}},
-                {"match": {f"{fields.TITLE}.english": {"query": words, "boost": TITLE_BOOST * STEM_BOOST}}},
+                {"match": {fields.TITLE: {"query": words, "boost": title_boost}}},
+                {"match": {f"{fields.TITLE}.english": {"query": words, "boost": title_boost * STEM_BOOST}}},
             ],
         }
     }

@@ -126,7 +126,7 @@ def tune(
     \b
     What is searched (--only):
       fusion   the method; rank_constant; window
-      routes   how much vectors weigh against words
+      routes   how much vectors weigh against words, and titles against texts
       decay    off, in each route or after fusion; kind, half-life, floors of text and vector routes
       fresh    further routes within a date window: which, how far back, their weight
 

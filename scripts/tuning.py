@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from app.models import Decay, Fusion, Profile, Search
+from app.queries import TITLE_BOOST
 from app.times import DAY_MS
 from scripts import evaluating, metrics
 from scripts.client import Client
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     import optuna
 
 GROUPS: Final = ("fusion", "routes", "decay", "fresh")
-"""What can be searched: how lists become one; the routes' weights; age; routes within a date window."""
+"""What can be searched: how lists become one; the routes' weights and the title's; age; routes within a date window."""
 STARTUP: Final = 10
 """Trials drawn at random before the optimiser learns from them."""
 RESAMPLES: Final = 2000
 LEAST_QUESTIONS: Final = 4
-_SPACE: Final = 1
+_SPACE: Final = 2
 """Raised whenever the space changes, so that no search goes on from figures of another."""
 
 Json = dict[str, Any]
@@ -75,7 +76,8 @@ def decays() -> tuple[str, ...]:
 def suggest(trial: "optuna.Trial", start: Mapping[str, Any], groups: Sequence[str]) -> Json:
     """Return the options of a profile, drawn by the trial where a group is searched, the start's elsewhere.
 
-    Parameters: `fusion`, `rank_constant` 5 to 200, `window`; `vector_share` of the two weights, 0.05 to 0.95; `decay`,
+    Parameters: `fusion`, `rank_constant` 5 to 200, `window`; `vector_share` of the two weights, 0.05 to 0.95, and
+    `title_boost` 0 to 4, a word's weight in the title against one in the text; `decay`,
     `kind`, `half_life_days` 7 to 3650, `text_floor` and `fused_floor` 0 to 0.95, `vector_loss` (1 - the vector routes'
     floor) 0.002 to 0.5; `fresh`, `fresh_days` 7 to 730, `fresh_weight` 0.1 to 1. Parameters that stand for nothing in a
     profile are not drawn for it.
@@ -88,6 +90,10 @@ def suggest(trial: "optuna.Trial", start: Mapping[str, Any], groups: Sequence[st
         share = trial.suggest_float("vector_share", 0.05, 0.95, step=0.05)
         for route in routes:
             route["weight"] = round(2 * (share if route["kind"].endswith("vector") else 1 - share), 2)
+        boost = round(trial.suggest_float("title_boost", 0.0, 4.0, step=0.25), 2)
+        for route in routes:
+            if not route["kind"].endswith("vector"):
+                route["title_boost"] = boost
     if "fresh" in groups:
         routes = [route for route in routes if not route["kind"].startswith("fresh_")]
         routes += _suggest_fresh(trial)
@@ -160,6 +166,9 @@ def parameters_of(options: Mapping[str, Any], groups: Sequence[str]) -> Json:
                 weights[route["kind"]] += route.get("weight", 1.0)
         share = weights["vector"] / (sum(weights.values()) or 1.0)
         found["vector_share"] = min(0.95, max(0.05, round(share * 20) / 20))
+        boosts = [route.get("title_boost") for route in routes if not route["kind"].endswith("vector")]
+        boost = next((each for each in boosts if each is not None), TITLE_BOOST)
+        found["title_boost"] = min(4.0, max(0.0, round(boost * 4) / 4))
     if "fresh" in groups:
         fresh = [route for route in routes if route["kind"].startswith("fresh_")]
         kinds = {route["kind"].removeprefix("fresh_") for route in fresh}

@@ -237,6 +237,8 @@ def test_memory_decay_bc54_a_loss_outside_0_to_1_is_refused(rate: float) -> None
         ({"kind": "fresh_text", "window": "0d"}, "longer than zero"),
         ({"kind": "text", "num_candidates": 100}, "belongs to vector routes"),
         ({"kind": "vector", "num_candidates": 0}, "routes.0.num_candidates"),
+        ({"kind": "vector", "title_boost": 2}, "belongs to text routes"),
+        ({"kind": "text", "title_boost": -1}, "routes.0.title_boost"),
         ({"kind": "vector", "num_candidates": 10_001}, "routes.0.num_candidates"),
         ({"kind": "vector", "k": 10}, "routes.0.k"),
         ({"kind": "vector", "decay": {"decay": 0.5}}, "give `scale` too"),

@@ -77,6 +77,20 @@ def test_text_query() -> None:
     assert queries.text_query("carry over") == TEXT_QUERY
 
 
+def test_the_weight_of_titles_is_the_callers_to_give() -> None:
+    for body in (
+        queries.text_query("carry over", title_boost=4),
+        queries.chunk_text_query("carry over", inner_hits=None, title_boost=4)["bool"],
+    ):
+        told = [
+            clause["match"][field]["boost"]
+            for clause in body.get("bool", body)["should"]
+            for field in clause.get("match", {})
+            if field.startswith("title")
+        ]
+        assert told == [4, 4 * queries.STEM_BOOST]
+
+
 def test_chunk_text_query() -> None:
     chunk: dict[str, Any] = {
         "path": "chunks",
