@@ -69,16 +69,23 @@ def read_intent(query: str, *, origin_ms: int) -> Intent:
 
 _CURRENT: Final = re.compile(
     r"\b(?:(?<!at the )latest|newest|(?:most )?recent(?:ly)?|up[- ]to[- ]date|nowadays|currently|right now|now(?=\s*[?!.]*$)"
-    r"|as of (?:now|today)|today(?:'s)?|these days"
+    r"|as of (?:now|today)|today(?:'s)?|these days|at the moment|at present|what(?:'s| is) new|ongoing"
+    r"|(?:is|are|does|do|can|may|must)(?: [\w'-]+){1,6} still(?= \w)"
     # The current of electricity and water is no time.
     r"|(?<!electric )(?<!alternating )(?<!direct )(?<!eddy )(?<!ocean )(?<!phase )(?<!leakage )"
     r"current(?! (?:densit|flow|source|voltage|loop|account|transformer|limit|sens|carr|distribut|measur|sheet))(?=\s+\w))\b"
-    r"|最新|目前|现在|現在|当前|當前|如今|最近|近期|近日|眼下|现任|現任|现行|現行|新着|直近"
+    r"|最新|目前|现在|現在|当前|當前|如今|最近|近期|近日|眼下|现任|現任|现行|現行|近来|近來|眼前|现阶段"
+    r"|还(?!有|是)[^，。？?]{1,12}吗|新着|直近"
 )
 _PAST: Final = re.compile(
     r"\b(?:histor(?:y|ical|ically) of|the history|originally|formerly|previously|used to be|back then|at that time"
-    r"|in those days|in the past|once was|earliest|oldest|first (?:version|edition|release)|ex-(?:president|minister|ceo))\b"
-    r"|当时|當時|曾经|曾經|历史上|歷史上|的历史|的歷史|起初|最初|最早|早期|那时|那時|以前|从前|從前|旧版|舊版"
+    r"|in those days|in the past|once was|earliest|oldest|(?:first|initial) (?:version|edition|release)"
+    r"|former(?! and\b)(?= \w)|(?:who|what|where|how|which) (?:[\w'-]+ )?used to|did (?:[\w'-]+ ){1,3}use to|early days"
+    r"|the origins? of|ex-(?:president|minister|ceo))\b"
+    # "Which of these came first" compares events, whenever they were.
+    r"|(?<!哪个)(?<!哪個)(?<!哪一个)(?<!哪项)(?<!谁)最早(?!发生|發生)"
+    r"|当时|當時|曾经|曾經|历史上|歷史上|的历史|的歷史|起初|最初|早期|那时|那時|以前|从前|從前|旧版|舊版"
+    r"|前任|起源|由来|第一版|过往"
     r"|かつて|もともと|当初|の歴史|昔"
 )
 # A number with a point in it that stands alone or behind a name: 5.1, v2, 3.0.11, 4.0.0-rc.2; not 3.5%, $2.50 or 1.5e3.

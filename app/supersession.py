@@ -139,8 +139,16 @@ class _Compared:
         # What none of them holds weighs the same for all.
         self.coverage = [sum(rarity[term] for term in terms) for terms in held]
         told = identifiers(query)
-        self.identified = [said.held & frozenset(told) for said in candidates]
         patterns = {name: re.compile(rf"(?<![\d.]){re.escape(name)}(?!\d)") for name in told}
+        # The cluster tells of words: the 3 of POP3 is none, and yet the document names it.
+        read = (
+            f"{name}\n{_fold(said.text) if told else ''}"
+            for name, said in zip(named, candidates, strict=True)
+        )
+        self.identified = [
+            frozenset(name for name in told if name in said.held or patterns[name].search(text))
+            for said, text in zip(candidates, read, strict=True)
+        ]
         self.named = [frozenset(name for name in told if patterns[name].search(text)) for text in named]
 
     def _weight(self, terms: frozenset[str]) -> float:
@@ -222,6 +230,8 @@ _FUNCTION_WORDS: Final = _words(
     "the a an of for and or in on to with by is are was were be been what which how who whom when where why does do did it"
     " its at as from that this these those i my me we our you your can could should would may there any some than then"
     " latest newest current currently recent recently now today"
+    # What an apostrophe leaves behind.
+    " s ll ve"
 )
 _ASKS: Final = re.compile(
     r"最新(?:版本|版|的)?|目前|现在|現在|当前|當前|什么|什麼|哪些|多少|怎么|如何|[吗嗎呢哪谁誰]|です|ます"

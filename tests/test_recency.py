@@ -49,28 +49,45 @@ def test_a_named_time_moves_the_origin_where_hits_are_from_then() -> None:
     assert "2020-04-02" in off.reason
 
 
+def test_a_time_that_still_runs_asks_for_the_newest_where_none_is_from_then() -> None:
+    made = decided("this week's menu", [*OLD])
+    assert (made.mode, made.compared, made.current) == ("equals", recency.COMPARED_CURRENT, True)
+    assert made.not_after_ms is None
+    assert decided("this week's menu", [ORIGIN_MS, *OLD]).mode == "around"
+    assert decided("last week's menu", [*OLD]).mode == "off"
+
+
 def test_news_among_older_candidates_counts_for_more() -> None:
     made = decided("the strike", [OLD[0], ORIGIN_MS - 5 * DAY_MS, *OLD])
     assert made.mode == "news"
     decay = recency.decay_of(made)
     assert decay is not None
-    # 30 days: .7 + .3 / 2
+    # 30 days: .5 + .5 / 2
     assert factor(
         decay, origin_ms=ORIGIN_MS, moment_ms=ORIGIN_MS - 30 * DAY_MS, evergreen=False
-    ) == pytest.approx(0.85)
+    ) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
     "query, created",
     [
-        ("the strike", [*OLD[:3], ORIGIN_MS - 5 * DAY_MS, *OLD]),
+        ("the strike", [*OLD[:5], ORIGIN_MS - 5 * DAY_MS, *OLD]),
+        ("the strike", [ORIGIN_MS - 15 * DAY_MS, *OLD]),
         ("the strike", [ORIGIN_MS - at * DAY_MS for at in range(40)]),
         ("the strike", [ORIGIN_MS, *OLD[:8]]),
         ("the 2019 strike", [ORIGIN_MS, *OLD]),
         ("the strike", [None] * 20),
         ("the strike", []),
     ],
-    ids=["not among the best", "all is new", "too few", "may name a year", "undated", "none"],
+    ids=[
+        "not among the best",
+        "older than news",
+        "all is new",
+        "too few",
+        "may name a year",
+        "undated",
+        "none",
+    ],
 )
 def test_no_news(query: str, created: list[int | None]) -> None:
     assert decided(query, created).mode == "equals"

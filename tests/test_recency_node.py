@@ -7,7 +7,7 @@ import pytest
 
 from app.elastic import Cluster
 from app.models import Collection, Why
-from app.recency import FLOOR
+from app.recency import FLOOR, NEWS_FLOOR
 from app.search import Caller
 from app.times import format_instant, from_ms
 from app.why import why
@@ -177,9 +177,9 @@ async def test_news_amid_older_hits_count_for_more(cluster: Cluster) -> None:
         answer = await ask(asker, "the strike", top_k=50)
         assert answer.recency.mode == "news"
         factors = {hit.id: hit.decay for hit in answer.hits}
-        # Half of the way to the floor after thirty days: .7 + .3 / 2.
-        assert factors["fresh"] == pytest.approx((1 + FLOOR) / 2)
-        assert factors["old-0"] == pytest.approx(FLOOR, abs=1e-6)
+        # Half of the way to the floor after thirty days: .5 + .5 / 2.
+        assert factors["fresh"] == pytest.approx((1 + NEWS_FLOOR) / 2)
+        assert factors["old-0"] == pytest.approx(NEWS_FLOOR, abs=1e-6)
         assert ids(answer)[0] == "first"
     finally:
         await drop_collection(cluster, made)

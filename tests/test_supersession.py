@@ -61,6 +61,17 @@ def test_a_number_of_the_query_tells_them_apart() -> None:
     assert members("report on licences 2019", old, new, *FILLER) == []
 
 
+def test_a_number_within_a_word_is_named_too() -> None:
+    query = "POP3 support"
+    held = frozenset(("pop3", "support"))
+    mail = [
+        Said(30 * YEAR, "POP3 Support for Mail", "", held),
+        Said(40 * YEAR, "Protocol Version 3 (POP3) Support for Mail", "", held | {"3"}),
+        Said(20 * YEAR, "Printer Support of Version 4", "", frozenset(("support",))),
+    ]
+    assert [group.members for group in groups(query, mail)] == [(0, 1)]
+
+
 def test_the_newer_must_tell_what_is_asked() -> None:
     query = "repair of the queue that loses messages"
     old = (2019, "Release 1.0 notes", f"repair of the queue that loses messages {BODY}")
@@ -147,6 +158,7 @@ def test_newest_first_and_not_after_a_named_time() -> None:
         ),
         ("TiDB 3.0 最新版本的Bug 修复", ("tidb", "3.0", "bug", "修复"), ("3.0",)),
         ("休假政策是什么", ("休假", "假政", "政策"), ()),
+        ("Rust's roadmap", ("rust", "roadmap"), ()),
         ("now you see me", ("now", "you", "see", "me"), ()),
     ],
 )
