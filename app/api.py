@@ -970,7 +970,7 @@ async def put_synonyms(request: Request, collection: str) -> Response:
     This process uses them at once, others that serve the same cluster within five seconds.
     """
     given = parse(SynonymSet, await read_json(request))
-    return await _put_synonyms(request, collection, given.synonyms_set)
+    return await _put_synonyms(request, collection, given.synonyms_set, if_revision=given.if_revision)
 
 
 @router.get(
@@ -984,7 +984,7 @@ async def get_synonyms(request: Request, collection: str) -> Response:
     """Return the rules as they are stored; an empty list where there are none."""
     name = _reached(request, collection)
     found = (await service_of(request).catalog.get(name, fresh=True)).collection
-    return answer(StoredSynonyms(collection=name, synonyms_set=found.synonyms))
+    return answer(StoredSynonyms(collection=name, synonyms_set=found.synonyms, revision=found.revision))
 
 
 @router.delete(
@@ -999,15 +999,17 @@ async def delete_synonyms(request: Request, collection: str) -> Response:
     return await _put_synonyms(request, collection, [])
 
 
-async def _put_synonyms(request: Request, collection: str, rules: Sequence[SynonymRule]) -> Response:
+async def _put_synonyms(
+    request: Request, collection: str, rules: Sequence[SynonymRule], *, if_revision: int | None = None
+) -> Response:
     service = service_of(request)
     name = _reached(request, collection)
     target = (await service.catalog.get(name, fresh=True)).collection
     try:
-        stored = await catalog.put_synonyms(service.doors.cluster, target, rules)
+        stored = await catalog.put_synonyms(service.doors.cluster, target, rules, if_revision=if_revision)
     finally:
         service.catalog.forget(name)
-    return answer(StoredSynonyms(collection=name, synonyms_set=stored.synonyms))
+    return answer(StoredSynonyms(collection=name, synonyms_set=stored.synonyms, revision=stored.revision))
 
 
 @router.delete(

@@ -16,7 +16,7 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any, cast, get_args
 
-from app import fields, names, synonyms
+from app import fields, names, synonyms, turns
 from app.elastic import Cluster
 from app.errors import (
     ClusterRejected,
@@ -186,6 +186,7 @@ def index_body(
     model: str | None,
     slot_aliases: Mapping[str, Json],
     uid: str | None = None,
+    rules: Sequence[SynonymRule] = (),
 ) -> Json:
     """Return the create-index body of a collection: what it adds to the templates, and its aliases.
 
@@ -208,6 +209,8 @@ def index_body(
         "declared": dict(sorted(options.declared.items())),
         **_ranking(options),
     }
+    if rules:
+        meta["synonyms"] = [rule.model_dump(mode="json") for rule in rules]
     mappings: Json = {
         "_meta": {"halflife": meta},
         "properties": {
@@ -267,11 +270,19 @@ def read_alias_properties() -> Json:
 
 
 async def create(
-    cluster: Cluster, name: str, options: CollectionOptions, *, dims: int, model: str | None, moment: datetime
+    cluster: Cluster,
+    name: str,
+    options: CollectionOptions,
+    *,
+    dims: int,
+    model: str | None,
+    moment: datetime,
+    rules: Sequence[SynonymRule] = (),
 ) -> Collection:
     """Make the collection, or change what can change in place, and return it.
 
-    `dims` are the embedder's; `options.dims` outranks them. `moment` names the index. However many creators run at
+    `dims` are the embedder's; `options.dims` outranks them. `moment` names the index; `rules` are the synonyms of a new
+    one. However many creators run at
     once, one index is made and all return it. Raises Conflict, with nothing changed, where the collection exists and an
     option asks for another index (the remedy is the command that makes it), InvalidRequest for a default profile that is
     none, SchemaMismatch if something else has its name or the templates are missing.
@@ -286,6 +297,8 @@ async def create(
         )
     if options.dims is not None and options.dims != embedder_dims:
         model = None  # its vectors come from callers, so no embedder is bound to fit it
+    if options.if_revision is not None:
+        await get(cluster, name)  # there must be something that has a revision
     wanted = {options.default_profile, *_arms(options.experiment)} - {None}
     if wanted and "profiles" not in options.model_fields_set:
         # One of the stored profiles is meant: there must be a collection that has it.
@@ -294,7 +307,9 @@ async def create(
         except NotFound:
             _check_named(options.default_profile, options.experiment, {})
     index = names.index_name(name, moment)
-    body = index_body(name, options, dims=dims, model=model, slot_aliases=first_aliases(name), uid=index)
+    body = index_body(
+        name, options, dims=dims, model=model, slot_aliases=first_aliases(name), uid=index, rules=rules
+    )
     try:
         found = await _create_once(cluster, name, index, body)
     except SchemaMismatch:
@@ -334,16 +349,27 @@ async def change(
     added = {key: kind for key, kind in options.declared.items() if key not in collection.declared}
     if added:
         await _check_declarable(cluster, collection, added)
-    if {"profiles", "default_profile", "experiment"} & named:
-        profiles = options.profiles if "profiles" in named else collection.profiles
-        default = options.default_profile if "default_profile" in named else collection.default_profile
-        experiment = options.experiment if "experiment" in named else collection.experiment
-        _check_named(default, experiment, profiles)
+    typed = {key: _DECLARED[kind] for key, kind in sorted(added.items())}
+
+    def revised(meta: Json) -> Json:
+        given = {key: value for key, value in _ranking(options).items() if key in named}
+        made = {**meta, **given}
+        if added:
+            declared = meta.get("declared", {})
+            # Another may have declared one of them since, as another type.
+            since = {key: kind for key, kind in declared.items() if key in added}
+            _check_same(collection.model_copy(update={"declared": since}), options, dims=dims)
+            made["declared"] = dict(sorted({**declared, **added}.items()))
+        if given:
+            running = made.get("experiment")
+            experiment = None if running is None else Experiment.model_validate(running)
+            _check_named(made.get("default_profile"), experiment, made.get("profiles", {}))
+        return made
+
+    changed = await _revise(cluster, collection, revised, typed=typed, if_revision=options.if_revision)
     if settings:
         await cluster.put_settings(collection.index, {"index": settings})
-    if added:
-        await _declare(cluster, collection, added)
-    return await _rank_as(cluster, collection, options)
+    return changed
 
 
 def _arms(experiment: Experiment | None) -> list[str]:
@@ -389,16 +415,53 @@ async def _check_declarable(
             )
 
 
-async def _declare(cluster: Cluster, collection: Collection, added: Mapping[str, DeclaredType]) -> None:
+async def _revise(
+    cluster: Cluster,
+    collection: Collection,
+    revised: Callable[[Json], Json],
+    *,
+    typed: Mapping[str, Json] | None = None,
+    if_revision: int | None = None,
+) -> Collection:
+    """Change what a collection's `_meta` says to what `revised` makes of it, in turn with all others who do so.
+
+    `typed`: mappings of declared keys that are new, of the collection's index and no other. Raises Conflict, with
+    nothing changed, where the collection is not at `if_revision`.
+    """
     mapping = (await cluster.get_mapping(collection.index))[collection.index]
-    meta = mapping["_meta"]["halflife"]
-    declared = dict(sorted({**meta.get("declared", {}), **added}.items()))
-    typed = {key: _DECLARED[kind] for key, kind in sorted(added.items())}
-    body = {
-        "_meta": {**mapping["_meta"], "halflife": {**meta, "declared": declared}},
-        "properties": {fields.DECLARED: {"type": "object", "dynamic": "strict", "properties": typed}},
-    }
-    await cluster.put_mapping(collection.index, body)
+    if if_revision is None and revised(mapping["_meta"]["halflife"]) == mapping["_meta"]["halflife"]:
+        return read_collection(collection.name, collection.index, mapping)
+    async with turns.turn(cluster, collection.name) as turn:
+        # As it is now: a reindex may have given the collection another index.
+        index = (await get(cluster, collection.name)).collection.index
+        mapping = (await cluster.get_mapping(index))[index]
+        meta = mapping["_meta"]["halflife"]
+        revision = meta.get("revision", 0)
+        if if_revision not in (None, revision):
+            raise Conflict(
+                f"the options of `{collection.name}` are at revision {revision}, not {if_revision}",
+                field="if_revision",
+                remedy="read them again, make your change to what they are now, and send their `revision`",
+                revision=revision,
+            )
+        if typed and index != collection.index:
+            raise ClusterUnavailable(
+                f"`{collection.name}` has got another index meanwhile",
+                remedy="send it again",
+                retry_after_s=1,
+            )
+        made = revised(meta)
+        if made != meta:
+            made["revision"] = revision + 1
+            body: Json = {"_meta": {**mapping["_meta"], "halflife": made}}
+            if typed:
+                body["properties"] = {
+                    fields.DECLARED: {"type": "object", "dynamic": "strict", "properties": dict(typed)}
+                }
+            turn.check()
+            await cluster.put_mapping(index, body, timeout_s=turns.CALL_S)
+            mapping = (await cluster.get_mapping(index))[index]
+    return read_collection(collection.name, index, mapping)
 
 
 async def describe(
@@ -454,40 +517,37 @@ async def describe(
     )
 
 
-async def _rank_as(cluster: Cluster, collection: Collection, options: CollectionOptions) -> Collection:
-    """Store the options' ranking profiles and experiment in the collection's `_meta`, where they differ."""
-    mapping = (await cluster.get_mapping(collection.index))[collection.index]
-    # What the options leave out stays as it is.
-    given = {name: value for name, value in _ranking(options).items() if name in options.model_fields_set}
-    meta = {**mapping["_meta"]["halflife"], **given}
-    if meta != mapping["_meta"]["halflife"]:
-        await cluster.put_mapping(collection.index, {"_meta": {**mapping["_meta"], "halflife": meta}})
-        mapping["_meta"]["halflife"] = meta
-    return read_collection(collection.name, collection.index, mapping)
+async def put_synonyms(
+    cluster: Cluster,
+    collection: Collection,
+    rules: Sequence[SynonymRule],
+    *,
+    if_revision: int | None = None,
+) -> Collection:
+    """Store the rules with the collection, in the place of those it has, and return it.
 
-
-async def put_synonyms(cluster: Cluster, collection: Collection, rules: Sequence[SynonymRule]) -> Collection:
-    """Store the rules with the collection, in the place of those it has, and return it. Raises InvalidRequest.
-
-    Searches read them with the collection, so no index is closed and none is read anew.
+    Searches read them with the collection, so no index is closed and none is read anew. Raises InvalidRequest, and
+    Conflict where the collection is not at `if_revision`.
     """
     synonyms.check(rules)
-    mapping = (await cluster.get_mapping(collection.index))[collection.index]
-    meta = {**mapping["_meta"]["halflife"], "synonyms": [rule.model_dump(mode="json") for rule in rules]}
-    if meta != mapping["_meta"]["halflife"]:
-        await cluster.put_mapping(collection.index, {"_meta": {**mapping["_meta"], "halflife": meta}})
-        mapping["_meta"]["halflife"] = meta
-    return read_collection(collection.name, collection.index, mapping)
+    given = [rule.model_dump(mode="json") for rule in rules]
+    return await _revise(
+        cluster, collection, lambda meta: {**meta, "synonyms": given}, if_revision=if_revision
+    )
 
 
 async def carry_ranking(cluster: Cluster, *, source: str, target: str) -> None:
-    """Give the index `target` what the collection's index `source` says of how searches rank: profiles, experiment, synonyms."""
-    kept = ("profiles", "default_profile", "experiment", "synonyms")
+    """Give the index `target` what the collection's index `source` says of how searches rank: profiles, experiment, synonyms.
+
+    To be called in a turn that lasts until the two are exchanged: else a change to the one in between is lost.
+    """
+    kept = ("profiles", "default_profile", "experiment", "synonyms", "revision")
     told = (await cluster.get_mapping(source))[source].get("_meta", {}).get("halflife", {})
     mapping = (await cluster.get_mapping(target))[target]
     meta = {**mapping["_meta"]["halflife"], **{name: told[name] for name in kept if name in told}}
     if meta != mapping["_meta"]["halflife"]:
-        await cluster.put_mapping(target, {"_meta": {**mapping["_meta"], "halflife": meta}})
+        body = {"_meta": {**mapping["_meta"], "halflife": meta}}
+        await cluster.put_mapping(target, body, timeout_s=turns.CALL_S)
 
 
 async def _create_once(cluster: Cluster, name: str, index: str, body: Json) -> Known:
@@ -618,6 +678,7 @@ def read_collection(name: str, index: str, mapping: Mapping[str, Any]) -> Collec
         profiles=meta.get("profiles", {}),
         default_profile=meta.get("default_profile"),
         synonyms=meta.get("synonyms", []),
+        revision=meta.get("revision", 0),
         experiment=meta.get("experiment"),
     )
 
@@ -793,13 +854,20 @@ class Catalog:
                 self._locks.pop(name, None)
 
     async def ensure(
-        self, name: str, options: CollectionOptions, *, dims: int, model: str | None, moment: datetime
+        self,
+        name: str,
+        options: CollectionOptions,
+        *,
+        dims: int,
+        model: str | None,
+        moment: datetime,
+        rules: Sequence[SynonymRule] = (),
     ) -> Known:
         """Return the collection, making it first if it is not there."""
         try:
             return await self.get(name)
         except NotFound:
-            await create(self._cluster, name, options, dims=dims, model=model, moment=moment)
+            await create(self._cluster, name, options, dims=dims, model=model, moment=moment, rules=rules)
             return await self.get(name, fresh=True)
 
     async def delete(self, name: str) -> list[str]:

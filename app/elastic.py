@@ -315,7 +315,10 @@ class Cluster:
         return found
 
     async def turn_to_retry(self, *, until: float) -> bool:
-        """Wait until a call may be repeated, at most until that time of the loop's clock; return whether it may."""
+        """Wait until a call may be repeated, at most until that time of the loop's clock; return whether it may.
+
+        No more wait than there are connections.
+        """
         return await self.guard.turn_to_retry(until=until)
 
     async def clocks(self) -> dict[str, int]:
@@ -635,10 +638,16 @@ class Cluster:
                     found.setdefault(alias, {})[index] = properties
         return found
 
-    async def update_aliases(self, actions: Sequence[Mapping[str, Any]]) -> None:
-        """Change aliases in one atomic step."""
+    async def update_aliases(
+        self, actions: Sequence[Mapping[str, Any]], *, timeout_s: float | None = None
+    ) -> None:
+        """Change aliases in one atomic step; after `timeout_s` it is no longer begun."""
         await self._acknowledged(
-            "POST", "/_aliases", body={"actions": list(actions)}, doing="changing aliases"
+            "POST",
+            "/_aliases",
+            body={"actions": list(actions)},
+            doing="changing aliases",
+            timeout_s=timeout_s,
         )
 
     async def resolve_index(self, pattern: str) -> dict[str, list[str]]:
@@ -688,10 +697,19 @@ class Cluster:
         answer = await self._read("GET", _path(index, "_mapping"), doing=f"reading the mapping of {index}")
         return {name: entry["mappings"] for name, entry in answer.items()}
 
-    async def put_mapping(self, index: str, body: Mapping[str, Any]) -> None:
-        """Add to the mapping of an index; `_meta` in it replaces the whole `_meta`."""
+    async def put_mapping(
+        self, index: str, body: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> None:
+        """Add to the mapping of an index; `_meta` in it replaces the whole `_meta`.
+
+        After `timeout_s` the change is no longer begun.
+        """
         await self._acknowledged(
-            "PUT", _path(index, "_mapping"), body=body, doing=f"changing the mapping of {index}"
+            "PUT",
+            _path(index, "_mapping"),
+            body=body,
+            doing=f"changing the mapping of {index}",
+            timeout_s=timeout_s,
         )
 
     async def get_settings(self, index: str) -> dict[str, Json]:
@@ -868,9 +886,15 @@ class Cluster:
         body: Any = None,
         params: Mapping[str, str] | None = None,
         doing: str,
+        timeout_s: float | None = None,
     ) -> None:
-        """Send a change of the cluster's state and insist on its acknowledgement."""
-        answer = await self._call(method, path, body=body, params=params, doing=doing)
+        """Send a change of the cluster's state and insist on its acknowledgement.
+
+        `timeout_s` also bounds how long the master lets it wait for its turn: half a minute otherwise.
+        """
+        if timeout_s is not None:
+            params = {**(params or {}), "master_timeout": f"{round(timeout_s * 1000)}ms"}
+        answer = await self._call(method, path, body=body, params=params, doing=doing, timeout_s=timeout_s)
         if not answer.get("acknowledged"):
             raise ClusterUnavailable(
                 f"{doing}: the cluster took the change but not every node confirmed it in time",

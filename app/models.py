@@ -5,7 +5,7 @@ No clock, no network, no Elasticsearch syntax. Names follow Elasticsearch where 
 
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
 from pydantic import (
@@ -1219,6 +1219,12 @@ NOT_DECLARABLE = (
 )
 
 
+IF_REVISION: Final = (
+    "Change it only if the collection is at this `revision`, else 409: so of two who read it, change it and write it back, "
+    "none undoes the other's change."
+)
+
+
 class CollectionOptions(Value):
     """How a collection is made; what can't change in place needs a reindex."""
 
@@ -1266,6 +1272,7 @@ class CollectionOptions(Value):
             }
         ],
     )
+    if_revision: Annotated[Whole, Field(ge=0)] | None = Field(None, description=IF_REVISION)
 
     @model_validator(mode="after")
     def _no_clash(self) -> Self:
@@ -1309,9 +1316,7 @@ MAX_SYNONYM_RULES = 2_000
 MAX_SYNONYM_CHARS = 100_000
 
 
-class SynonymSet(Value):
-    """The synonyms of a collection, as a body of Elasticsearch's `_synonyms` has them; rules may also be plain text."""
-
+class _Synonyms(Value):
     synonyms_set: Annotated[list[SynonymRule], Field(max_length=MAX_SYNONYM_RULES)]
 
     @model_validator(mode="after")
@@ -1325,10 +1330,17 @@ class SynonymSet(Value):
         return self
 
 
-class StoredSynonyms(SynonymSet):
+class SynonymSet(_Synonyms):
+    """The synonyms of a collection, as a body of Elasticsearch's `_synonyms` has them; rules may also be plain text."""
+
+    if_revision: Annotated[Whole, Field(ge=0)] | None = Field(None, description=IF_REVISION)
+
+
+class StoredSynonyms(_Synonyms):
     """The synonyms of a collection as they are."""
 
     collection: str
+    revision: int = Field(0, description="The collection's, for `if_revision`.")
 
 
 class Collection(Value):
@@ -1349,6 +1361,10 @@ class Collection(Value):
     profiles: dict[str, Profile] = Field(default_factory=dict)
     default_profile: str | None = None
     experiment: Experiment | None = None
+    revision: int = Field(
+        0,
+        description="Counts the changes of declared keys, profiles, experiment and synonyms, for `if_revision`.",
+    )
     synonyms: list[SynonymRule] = Field(
         default_factory=list, exclude=True, description="Asked for on their own: GET …/synonyms."
     )

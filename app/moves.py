@@ -25,24 +25,11 @@ from app.copying import patiently
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable, Conflict, HalflifeError, NotFound, Unavailable
 from app.times import format_instant
+from app.turns import STATE_INDEX, ensure_state_index
 
 Json = dict[str, Any]
 Phase = Literal["copying", "swapped", "returning", "finished", "aborted", "rolled-back"]
 
-STATE_INDEX: Final = names.own_index("state")
-_STATE_BODY: Final[Json] = {
-    "settings": {"index": {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True}},
-    "mappings": {
-        "dynamic": "strict",
-        "properties": {
-            "kind": {"type": "keyword"},
-            "collection": {"type": "keyword"},
-            "phase": {"type": "keyword"},
-            "updated_at": {"type": "date"},
-            "state": {"type": "object", "enabled": False},
-        },
-    },
-}
 UNDER_WAY: Final[frozenset[Phase]] = frozenset({"copying", "swapped", "returning"})
 """While a collection's reindex is in one of these, an index other than the live one matters."""
 
@@ -140,6 +127,7 @@ async def swap(
     target: str,
     generation: int,
     read_properties: Mapping[str, Any],
+    timeout_s: float | None = None,
 ) -> None:
     """Make `target` the collection's index, read and written, in one step, out of the fence of that generation.
 
@@ -153,7 +141,8 @@ async def swap(
             _remove(source, read),
             {"add": {"index": target, "alias": read, **read_properties}},
             {"add": {"index": target, "alias": names.write_alias(collection, generation + 1, "a")}},
-        ]
+        ],
+        timeout_s=timeout_s,
     )
 
 
@@ -295,13 +284,11 @@ class Ledger:
 
     async def begin(self, state: State) -> None:
         """Write a new state over what was loaded. Raises Taken if another process was quicker."""
-        await patiently(self._ensure_index, budget_s=self._budget_s, cluster=self._cluster)
+        await patiently(
+            lambda: ensure_state_index(self._cluster), budget_s=self._budget_s, cluster=self._cluster
+        )
         self._state = state
         await self.save()
-
-    async def _ensure_index(self) -> None:
-        with contextlib.suppress(Conflict):
-            await self._cluster.create_index(STATE_INDEX, _STATE_BODY)
 
     async def take(self, **changes: Any) -> None:
         """Become the owner of what was loaded. Raises Taken if another process was quicker."""

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from app import catalog, chunking, copying, documents, fields, moves, names
+from app import catalog, chunking, copying, documents, fields, moves, names, turns
 from app.copying import patiently
 from app.documents import InvalidItem, Source
 from app.elastic import BulkAction, Cluster, encode
@@ -41,6 +41,7 @@ from app.errors import (
 )
 from app.models import Collection, CollectionOptions, DeclaredType, Similarity
 from app.moves import Ledger, Standing, State, Taken
+from app.turns import Turn
 from app.writes import DocumentEmbedder
 
 Json = dict[str, Any]
@@ -571,11 +572,20 @@ class Reindexer:
                 return False
             raise Taken(f"`{self._name}` is no longer in {source}", remedy="see --status")
         self._tell("fencing", 0, 0)
-        generation = standing.generation + 1
+        # Nobody else changes what the collection's mapping says until the two are exchanged.
+        async with turns.turn(self._cluster, self._name) as turn:
+            return await self._exchange_in(turn, ledger, lane, via, allow_missing, standing.generation)
+
+    async def _exchange_in(
+        self, turn: Turn, ledger: Ledger, lane: Lane, via: str, allow_missing: int, written: int
+    ) -> bool:
+        """Do so in a turn; `written` is the generation that writers write to."""
+        source, target = lane.source.index, lane.target.index
+        generation = written + 1
         try:
             try:
                 async with asyncio.timeout(moves.FENCE_TIMEOUT_S):
-                    await moves.fence(self._cluster, self._name, index=source, generation=standing.generation)
+                    await moves.fence(self._cluster, self._name, index=source, generation=written)
                     await self._changes_since(ledger, lane, via)
                     await self._refresh(target)
                     await self._check_in_fence(lane, allow_missing, _left_behind(ledger.state))
@@ -589,6 +599,7 @@ class Reindexer:
                         )
                     )
                     ledger.check()
+                turn.check()
                 await moves.swap(
                     self._cluster,
                     self._name,
@@ -596,6 +607,7 @@ class Reindexer:
                     target=target,
                     generation=generation,
                     read_properties=catalog.read_alias_properties(),
+                    timeout_s=turns.CALL_S,
                 )
             except (TimeoutError, Unavailable, NotFound) as error:
                 # What became of the last call is not known; the aliases are.

@@ -19,7 +19,7 @@ from app.copying import patiently
 from app.documents import InvalidItem, Source
 from app.elastic import Cluster, encode, unpack_vector
 from app.errors import ClusterUnavailable, CursorExpired, HalflifeError, InvalidRequest, Unavailable
-from app.models import Collection, CollectionOptions
+from app.models import Collection, CollectionOptions, SynonymRule
 from app.times import format_instant
 from app.writes import Patience, Stamper, Target, Targets, Write, Writer
 
@@ -44,6 +44,11 @@ class Header:
     documents: int
     exported_at: str
     halflife_export: int = FORMAT
+    # What exports of earlier releases don't have.
+    profiles: Json = field(default_factory=dict)
+    default_profile: str | None = None
+    experiment: Json | None = None
+    synonyms: list[Json] = field(default_factory=list)
 
     @classmethod
     def parse(cls, line: Mapping[str, Any]) -> "Header":
@@ -54,9 +59,9 @@ class Header:
                 remedy="load other JSON Lines with `halflife load`",
             )
         try:
-            return cls(**{name: line[name] for name in cls.__dataclass_fields__})
-        except KeyError as cause:
-            raise InvalidRequest(f"the export's header lacks {cause}") from cause
+            return cls(**{name: line[name] for name in cls.__dataclass_fields__ if name in line})
+        except TypeError as cause:
+            raise InvalidRequest(f"the export's header lacks something: {cause}") from cause
 
     @property
     def space(self) -> tuple[str | None, int]:
@@ -66,8 +71,31 @@ class Header:
     def options(self) -> CollectionOptions:
         """Return how the collection is made anew."""
         return CollectionOptions.model_validate(
-            {"dims": self.dims, "similarity": self.similarity, "declared": self.declared}
+            {
+                "dims": self.dims,
+                "similarity": self.similarity,
+                "declared": self.declared,
+                "profiles": self.profiles,
+                "default_profile": self.default_profile,
+                "experiment": self.experiment,
+            }
         )
+
+    def rules(self) -> list[SynonymRule]:
+        """Return the synonyms that it is made with."""
+        return [SynonymRule.model_validate(rule) for rule in self.synonyms]
+
+    def ranks_as(self, collection: Collection) -> bool:
+        """Tell whether searches of the collection rank as those of the exported one did."""
+        return _ranking(collection) == (self.profiles, self.default_profile, self.experiment, self.synonyms)
+
+
+def _ranking(collection: Collection) -> tuple[Json, str | None, Json | None, list[Json]]:
+    told = collection.model_dump(
+        mode="json", exclude_none=True, include={"profiles", "default_profile", "experiment"}
+    )
+    rules = [rule.model_dump(mode="json", exclude_none=True) for rule in collection.synonyms]
+    return told.get("profiles", {}), told.get("default_profile"), told.get("experiment"), rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +114,7 @@ async def header(cluster: Cluster, collection: Collection, *, now: datetime) -> 
         budget_s=120.0,
         cluster=cluster,
     )
+    profiles, default_profile, experiment, synonyms = _ranking(collection)
     return Header(
         collection=collection.name,
         dims=collection.dims,
@@ -94,6 +123,10 @@ async def header(cluster: Cluster, collection: Collection, *, now: datetime) -> 
         declared=dict(collection.declared),
         documents=await cluster.count(names.read_alias(collection.name)),
         exported_at=format_instant(now),
+        profiles=profiles,
+        default_profile=default_profile,
+        experiment=experiment,
+        synonyms=synonyms,
     )
 
 

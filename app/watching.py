@@ -9,9 +9,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
-from app import catalog, moves, names, observing
+from app import catalog, moves, names, observing, turns
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import ClusterUnavailable, HalflifeError, NotFound
@@ -30,6 +31,11 @@ CENSUS_EVERY_S: Final = 30.0
 TICK_S: Final = 1.0
 
 
+def embedder_name(model: str) -> str:
+    """Return what the embedder of a model beside the first is called, in readiness and in metrics."""
+    return f"embedder {model}"
+
+
 class Watch:
     """Looks after the dependencies of one process."""
 
@@ -41,9 +47,13 @@ class Watch:
         reranker: Reranker | None,
         touches_waiting: Callable[[], int],
         rewriter: Rewriter | None = None,
+        others: Mapping[str, Callable[[], Embedder | None]] | None = None,
     ) -> None:
+        """`others` opens the embedders of the models beside the first, by their names."""
         self._cluster = cluster
         self._embedder = embedder
+        self._others = others or {}
+        self._opened: dict[str, Embedder] = {}
         self._reranker = reranker
         self._rewriter = rewriter
         self._touches_waiting = touches_waiting
@@ -55,7 +65,7 @@ class Watch:
     @property
     def guards(self) -> list[Guard]:
         """The guards of all dependencies."""
-        doors = (self._cluster, self._embedder, self._reranker, self._rewriter)
+        doors = (self._cluster, self._embedder, *self._opened.values(), self._reranker, self._rewriter)
         return [door.guard for door in doors if door is not None]
 
     def start(self) -> None:
@@ -78,14 +88,20 @@ class Watch:
 
         Not ready is a cluster that can't be searched. Degraded still answers: without the embedder by words alone,
         without the reranker in the fused order, with a full disk without writes, under the keys before a file of
-        keys that can't be used (`keys_fault` says why).
+        keys that can't be used (`keys_fault` says why). Collections of a model whose embedder is away are searched by
+        words alone too.
         """
         checks: dict[str, Json] = {}
         found = await asyncio.gather(
-            _checked(self._check_cluster), _checked(self._check_embedder), return_exceptions=False
+            _checked(self._check_cluster),
+            _checked(partial(self._check_embedder, self._embedder)),
+            *(_checked(partial(self._check_other, name)) for name in self._others),
         )
         checks["elasticsearch"] = {**found[0], **self._cluster.guard.told()}
         checks["embedder"] = {**found[1], **self._embedder.guard.told()}
+        for name, told in zip(self._others, found[2:], strict=True):
+            opened = self._opened.get(name)
+            checks[embedder_name(name)] = {**told, **({} if opened is None else opened.guard.told())}
         for name, door in (("reranker", self._reranker), ("rewriter", self._rewriter)):
             if door is not None:
                 told = door.guard.told()
@@ -149,13 +165,20 @@ class Watch:
             )
         return told
 
-    async def _check_embedder(self) -> Json:
-        guard = self._embedder.guard
+    async def _check_other(self, name: str) -> Json:
+        if name not in self._opened:
+            opened = self._others[name]()
+            assert opened is not None  # it is one of the configured ones
+            self._opened[name] = opened
+        return await self._check_embedder(self._opened[name])
+
+    async def _check_embedder(self, embedder: Embedder) -> Json:
+        guard = embedder.guard
         now = time.monotonic()
         fresh = guard.answered_at is not None and now - guard.answered_at < ANSWERED_WITHIN_S
-        if fresh and guard.breaker.state == "closed" and self._embedder.dims is not None:
-            return {"dims": self._embedder.dims, "model": self._embedder.model}
-        return {"dims": await self._embedder.check(), "model": self._embedder.model}
+        if fresh and guard.breaker.state == "closed" and embedder.dims is not None:
+            return {"dims": embedder.dims, "model": embedder.model}
+        return {"dims": await embedder.check(), "model": embedder.model}
 
     # --- metrics
 
@@ -213,7 +236,7 @@ class Watch:
             return {}
         try:
             entries = await self._cluster.mget(
-                moves.STATE_INDEX,
+                turns.STATE_INDEX,
                 [moves.state_id(name) for name in collections],
                 timeout_s=self._cluster.request_timeout_s,
             )

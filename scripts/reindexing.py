@@ -457,7 +457,7 @@ def export(
 ) -> int:
     r"""Write a collection to a file, with vectors and versions, as of one moment.
 
-    Deleted documents are left out. Ctrl-C or a kill loses nothing: run the same command again and it goes on, as of the
+    Ranking profiles, experiment and synonyms are in it too. Deleted documents are left out. Ctrl-C or a kill loses nothing: run the same command again and it goes on, as of the
     same moment; where Elasticsearch no longer keeps that moment, it says so and begins anew.
 
     \b
@@ -568,7 +568,8 @@ def import_(
 ) -> int:
     r"""Read an exported file into a collection, which is made if it is not there.
 
-    Ids, versions, metadata and vectors come back as they were. Where the collection's model is another one, its vectors
+    Ids, versions, metadata and vectors come back as they were; a collection that is made gets the ranking profiles, experiment
+    and synonyms too, one that is there keeps its own. Where the collection's model is another one, its vectors
     are made anew. Repeating an import changes nothing; after a stop it goes on where it was.
 
     \b
@@ -639,8 +640,15 @@ async def import_from(
     known = catalog.Catalog(cluster)
     await catalog.install_templates(cluster, dims=head.dims)
     made = await known.ensure(
-        name, head.options(), dims=head.dims, model=head.model, moment=datetime.now(UTC)
+        name,
+        head.options(),
+        dims=head.dims,
+        model=head.model,
+        moment=datetime.now(UTC),
+        rules=head.rules(),
     )
+    if (head.profiles or head.synonyms) and not head.ranks_as(made.collection):
+        say(f"{name} keeps its own ranking profiles and synonyms; those of the export are others.")
     if made.collection.similarity != head.similarity and made.collection.dims == head.dims:
         say(
             f"The collection compares vectors by {made.collection.similarity}, the export did by {head.similarity}."

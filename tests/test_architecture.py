@@ -78,7 +78,14 @@ ROOMS = (
         },
     ),
     # Below the steps: exchanging an index and every kind of transfer read and write in bulk the same patient way.
-    Row("copies", {"copying": "many documents out of an index and into one, through passing troubles"}),
+    Row(
+        "copies",
+        {
+            "copying": "many documents out of an index and into one, through passing troubles",
+            # Below both who need it: the catalog changes a collection's `_meta`, a reindex carries it over.
+            "turns": "one writer at a time, where the cluster has no version to guard a change with",
+        },
+    ),
     # Parsers of strangers' files: a door to several vendors, but one that speaks to no server. It stands above the
     # others because its parts need each other: processes run the parsers, drafts are made of what they say.
     Row(

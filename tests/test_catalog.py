@@ -132,7 +132,7 @@ async def test_a_collection_is_what_its_options_say(cluster, templates, unique):
     assert made.model_dump(exclude={"index"}) == {
         "name": name, "dims": 8, "similarity": "dot_product", "declared": {"due": "date", "pages": "long"},
         "model": None, "template_version": catalog.shipped(catalog.MAPPINGS)["version"],
-        "profiles": {}, "default_profile": None, "experiment": None,
+        "profiles": {}, "default_profile": None, "experiment": None, "revision": 0, "uid": made.index,
     }  # fmt: skip
     settings = (await cluster.get_settings(made.index))[made.index]
     assert (settings["index.number_of_shards"], settings["index.number_of_replicas"]) == ("2", "0")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from app import catalog, names, transfer
 from app.elastic import Cluster
 from app.errors import Conflict, InvalidRequest
-from app.models import CollectionOptions
+from app.models import CollectionOptions, SynonymRule
 from app.purge import Purger
 from app.reindex import Changes
 from scripts import cli, reindexing
@@ -95,6 +95,47 @@ async def test_what_was_exported_comes_back_exactly(
     await reindexing.export_to(world.cluster, other.name, second)
     ones, twos = list(read_lines(file)), list(read_lines(second))
     assert ones[1:] == twos[1:]
+
+
+async def test_how_searches_rank_comes_back_with_a_new_collection_only(
+    world: World, unique: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await fill(world, 3)
+    options = {
+        "profiles": {"news": {"decay": {"half_life": "7d"}}},
+        "default_profile": "news",
+        "experiment": {"name": "e", "arms": [{"profile": "news", "percent": 100}]},
+    }
+    before = await catalog.change(
+        world.cluster, await world.collection(), CollectionOptions.model_validate(options), dims=DIMS
+    )
+    rules = [SynonymRule(synonyms="car, automobile"), SynonymRule(id="k", synonyms="k8s => kubernetes")]
+    before = await catalog.put_synonyms(world.cluster, before, rules)
+    file = tmp_path / "out.jsonl"
+    await reindexing.export_to(world.cluster, world.name, file)
+    made = World(world.cluster, unique("made"), world.embedders)
+    await reindexing.import_from(world.cluster, file, collection=made.name, embedder=world.embedder)
+    after = await made.collection()
+    for name in (*options, "synonyms"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert "keeps its own" not in capsys.readouterr().err
+    # One that is there is not changed, and that is told.
+    await catalog.put_synonyms(world.cluster, after, [])
+    await reindexing.import_from(world.cluster, file, collection=made.name, embedder=world.embedder)
+    assert (await made.collection()).synonyms == []
+    assert "keeps its own ranking profiles and synonyms" in capsys.readouterr().err
+
+
+def test_a_header_of_an_earlier_release_is_read() -> None:
+    older = {
+        "collection": "c", "dims": 3, "model": "m", "similarity": "cosine", "declared": {}, "documents": 1,
+        "exported_at": "2026-01-01T00:00:00.000Z", "halflife_export": 1,
+    }  # fmt: skip
+    head = transfer.Header.parse(older)
+    assert (head.profiles, head.rules()) == ({}, [])
+    del older["dims"]
+    with pytest.raises(InvalidRequest, match="dims"):
+        transfer.Header.parse(older)
 
 
 async def test_an_export_shows_one_moment_and_goes_on_after_a_stop(world: World, tmp_path: Path) -> None:
