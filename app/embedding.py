@@ -388,6 +388,8 @@ class _Call:
     vectors: dict[int, Vector] = field(default_factory=dict)
     errors: dict[int, HalflifeError] = field(default_factory=dict)
     deadline: float | None = None
+    stall_s: float | None = None
+    """How long the server may answer nobody."""
     failing_since: float | None = None
     given_up: int = 0
     refused: int = 0
@@ -399,6 +401,11 @@ class _Call:
         keys = list(texts)
         cut_already = {index for index, key in enumerate(keys) if texts[key]}
         return cls(keys, list(keys), deque(range(len(keys))), cut_already, urgent=urgent, deadline=deadline)
+
+    def bound(self, heard: float) -> float | None:
+        """Return when the call ends at the latest, the server having answered somebody at that time."""
+        ends = [heard + self.stall_s] if self.stall_s is not None else []
+        return min([*ends, *([] if self.deadline is None else [self.deadline])], default=None)
 
     def fail(self, indexes: Sequence[int], error: HalflifeError) -> None:
         self.errors.update(dict.fromkeys(indexes, error))
@@ -460,6 +467,7 @@ class Embedder:
         dims: int | None,
         manner: _Manner,
         called: str | None = None,
+        dependency: str = "embedder",
     ) -> None:
         self._client = client
         self._at = at
@@ -469,7 +477,7 @@ class Embedder:
         self.dims = dims
         self._manner = manner
         self._max_batch = manner.max_batch
-        self.guard = Guard("embedder", places=manner.concurrency, error=self._not_sent)
+        self.guard = Guard(dependency, places=manner.concurrency, error=self._not_sent)
         # A bulk load may hold all lanes but one, so a query never waits behind its batches.
         self._document_lanes = asyncio.Semaphore(max(1, manner.concurrency - 1))
         self._format: Literal["base64", "float"] = "base64"
@@ -477,6 +485,7 @@ class Embedder:
         self._cache: OrderedDict[str, tuple[Vector, bool]] = OrderedDict()
         self._flights: dict[str, _Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stalls: dict[asyncio.Timeout, _Call] = {}
         self._closed = False
 
     @classmethod
@@ -504,6 +513,7 @@ class Embedder:
         ca_certs: str | None = None,
         jitter: Callable[[], float] = random.random,
         called: str | None = None,
+        dependency: str = "embedder",
     ) -> Self:
         """Return an embedder that has opened no connection yet; ValueError names a setting that can't work.
 
@@ -512,7 +522,7 @@ class Embedder:
         by a low estimate, or that the server refuses as too long, is cut and told as truncated; with `truncate`
         false it is sent whole and fails alone if refused. `timeout_s` bounds one request, `retry_budget_s` how
         long failing batches are tried again, `retries` how often. `called` is the model's name at the server, where
-        that is not `model`. `jitter` returns numbers from 0 up to 1.
+        that is not `model`; `dependency` its name in metrics. `jitter` returns numbers from 0 up to 1.
         """
         url = parse_url(base_url, what="the embedding base URL")
         check_key(api_key, what="the embedding API key")
@@ -563,6 +573,7 @@ class Embedder:
             dims=None if dims is None else _positive("dims", dims),
             manner=manner,
             called=called,
+            dependency=dependency,
         )
 
     async def check(self) -> int:
@@ -605,22 +616,39 @@ class Embedder:
             found.update(await self._wait(flights, deadline, deadline_s))
         return _assemble(keys, found)
 
-    async def embed_documents(self, texts: Sequence[str], *, deadline_s: float | None = None) -> Embedded:
+    async def embed_documents(
+        self, texts: Sequence[str], *, deadline_s: float | None = None, stall_s: float | None = None
+    ) -> Embedded:
         """Embed with the document prefix, past the cache; equal texts are sent once.
 
-        `deadline_s` from now bounds the whole: batches answered by then keep their vectors, the rest is
-        EmbedderUnavailable.
+        `deadline_s` from now bounds the whole, `stall_s` how long the server may answer nobody at all, whoever asks:
+        batches answered by then keep their vectors, the rest is EmbedderUnavailable. So a server that hangs is told
+        from one that is slow with many texts.
         """
         keys = [self._prepare(self._manner.document_prefix, text) for text in texts]
         now = asyncio.get_running_loop().time()
         call = _Call.of(dict(filter(None, keys)), None if deadline_s is None else now + deadline_s)
+        call.stall_s = stall_s
+        late = self._late(deadline_s)
         try:
-            async with asyncio.timeout_at(call.deadline):
-                await self._run(call, self._document_lanes)
+            async with asyncio.timeout_at(call.bound(now)) as bound:
+                self._stalls[bound] = call
+                try:
+                    await self._run(call, self._document_lanes)
+                finally:
+                    del self._stalls[bound]
         except TimeoutError:
-            # Raised by the deadline alone: a request's own time limit is a verdict on its batch.
-            pass
-        return _assemble(keys, call.outcomes(self._late(deadline_s)))
+            # Raised by a bound alone: a request's own time limit is a verdict on its batch.
+            if call.deadline is None or asyncio.get_running_loop().time() < call.deadline:
+                late = self._stalled(stall_s or 0.0)
+        return _assemble(keys, call.outcomes(late))
+
+    def _heard(self) -> None:
+        """Note that the server has answered somebody."""
+        now = asyncio.get_running_loop().time()
+        for bound, call in self._stalls.items():
+            if not bound.expired():
+                bound.reschedule(call.bound(now))
 
     async def close(self) -> None:
         """Cancel what is under way and close the connections; later calls answer EmbedderUnavailable."""
@@ -646,6 +674,14 @@ class Embedder:
         return EmbedderUnavailable(
             f"The embedding server at {self._at} did not answer {time}",
             remedy="raise the time limit or send fewer texts",
+        )
+
+    def _stalled(self, stall_s: float) -> EmbedderUnavailable:
+        return EmbedderUnavailable(
+            f"The embedding server at {self._at} has answered nobody for {stall_s:g} s",
+            remedy="send it again after the pause; see whether the server hangs, or give it more time with "
+            "HALFLIFE_EMBEDDING_STALL_S",
+            retry_after_s=max(1.0, self.guard.breaker.wait_s),
         )
 
     # --- queries: one flight, several callers ---
@@ -850,6 +886,8 @@ class Embedder:
             async with self.guard.call(wait_s=self._manner.retry_budget_s) as sent:
                 verdict, raw, told = await self._send_one(texts, encoding)
                 sent.outcome = _outcome_of(verdict)
+                if sent.outcome in ("ok", "refused"):
+                    self._heard()
                 unusable = 0 if verdict else self._take_vectors(call, batch, raw, told)
                 if unusable:
                     sent.outcome = "failed"

@@ -21,6 +21,7 @@ from app.bulks import Report, conflict, contended, failed, in_slices, in_waves
 from app.chunking import Chunk
 from app.documents import InvalidItem, Source
 from app.elastic import Cluster, encode, pack_vector, unpack_vector
+from app.embedding import Embedded
 from app.errors import (
     ClusterUnavailable,
     CursorExpired,
@@ -328,7 +329,7 @@ class Indexer:
                 for chunk in item.chunks:
                     if chunk.hash not in known:
                         asked.setdefault(chunking.embedding_text(item.document.title, chunk.text), len(asked))
-        embedded = await target.embedder.embed_documents(list(asked)) if asked else None
+        embedded = await self._vectors_of(target, list(asked)) if asked else None
         for item in items:
             if target.space in item.vectors:
                 continue
@@ -552,7 +553,7 @@ class Indexer:
             for chunk in source.get(fields.CHUNKS, ()):
                 if "embedding" in chunk:
                     texts.setdefault(_text_of(source, chunk), len(texts))
-        embedded = await target.embedder.embed_documents(list(texts)) if texts else None
+        embedded = await self._vectors_of(target, list(texts)) if texts else None
         for body in bodies:
             source = body.any_source()
             chunks: list[Source] = []
@@ -761,6 +762,9 @@ class Indexer:
         return answer
 
     # --- small change
+
+    async def _vectors_of(self, target: Target, texts: list[str]) -> Embedded:
+        return await target.embedder.embed_documents(texts, stall_s=self._patience.embedder_stall_s)
 
     def _writer(self, collection: Collection) -> Writer:
         return Writer(

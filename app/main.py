@@ -13,13 +13,14 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from app import catalog, indexing, observing, openapi
+from app import catalog, indexing, observing, openapi, watching
 from app.api import Service, install_handlers, router
 from app.edge import OPEN_PATHS, Edge, Guard
 from app.elastic import Cluster
@@ -72,10 +73,10 @@ def create_app(settings: Settings) -> FastAPI:
             opened.push_async_callback(embedder.close)
             embedders = Embedders(settings, embedder)
             opened.push_async_callback(embedders.close)
-            reranker = _reranker(settings)
+            reranker = open_reranker(settings)
             if reranker is not None:
                 opened.push_async_callback(reranker.close)
-            rewriter = _rewriter(settings)
+            rewriter = open_rewriter(settings)
             if rewriter is not None:
                 opened.push_async_callback(rewriter.close)
             sandbox = _sandbox(settings)
@@ -198,8 +199,11 @@ def _explained(what: str) -> Iterator[None]:
 
 
 @_explained("EMBEDDING")
-def open_embedder(settings: Settings) -> Embedder:
-    """Return the configured embedder; nothing is sent yet. Raises InvalidRequest for settings that can't work."""
+def open_embedder(settings: Settings, *, dependency: str = "embedder") -> Embedder:
+    """Return the configured embedder; nothing is sent yet. Raises InvalidRequest for settings that can't work.
+
+    `dependency` is what metrics and readiness call it.
+    """
     return Embedder.connect(
         base_url=settings.embedding_base_url,
         api_key=_plain(settings.embedding_api_key),
@@ -215,6 +219,7 @@ def open_embedder(settings: Settings) -> Embedder:
         timeout_s=settings.embedding_timeout_s,
         cache_size=settings.embedding_cache_size,
         called=known.model if (known := settings.embedding_models.get(settings.embedding_model)) else None,
+        dependency=dependency,
     )
 
 
@@ -237,8 +242,15 @@ class Embedders:
         if name not in self._settings.embedding_models and name != self._settings.embedding_model:
             return None
         if name not in self._opened:
-            self._opened[name] = open_embedder(self._settings.with_model(name))
+            self._opened[name] = open_embedder(
+                self._settings.with_model(name), dependency=watching.embedder_name(name)
+            )
         return self._opened[name]
+
+    @property
+    def others(self) -> list[str]:
+        """The names of the configured models beside the first."""
+        return [name for name in self._settings.embedding_models if name != self.first.model]
 
     async def close(self) -> None:
         """Close all but the first, which its opener closes."""
@@ -247,8 +259,9 @@ class Embedders:
 
 
 @_explained("REWRITE")
-def _rewriter(settings: Settings) -> Rewriter | None:
-    if settings.rewrite_url is None:
+def open_rewriter(settings: Settings) -> Rewriter | None:
+    """Return the configured rewriter, None where there is none; raises InvalidRequest for settings that can't work."""
+    if not settings.rewrite_url:
         return None
     return Rewriter.connect(
         url=settings.rewrite_url,
@@ -259,8 +272,9 @@ def _rewriter(settings: Settings) -> Rewriter | None:
 
 
 @_explained("RERANK")
-def _reranker(settings: Settings) -> Reranker | None:
-    if settings.rerank_url is None:
+def open_reranker(settings: Settings) -> Reranker | None:
+    """Return the configured reranker, None where there is none; raises InvalidRequest for settings that can't work."""
+    if not settings.rerank_url:
         return None
     return Reranker.connect(
         url=settings.rerank_url,
@@ -300,7 +314,9 @@ def _indexer(
         # Two processes that stamp in the same microsecond are told apart by this number.
         stamper=Stamper(secrets.randbelow(64), lambda: time.time_ns() // 1000),
         now=_now,
-        patience=Patience(request_timeout_s=settings.elasticsearch_timeout_s),
+        patience=Patience(
+            request_timeout_s=settings.elasticsearch_timeout_s, embedder_stall_s=settings.embedding_stall_s
+        ),
         chunks=indexing.Chunking(
             max_tokens=settings.chunk_tokens, overlap_tokens=settings.chunk_overlap_tokens
         ),
@@ -362,6 +378,7 @@ async def _start(
         watch=Watch(
             cluster=cluster,
             embedder=embedder,
+            others={name: partial(embedders.named, name) for name in embedders.others},
             reranker=reranker,
             rewriter=rewriter,
             touches_waiting=lambda: touches.waiting,

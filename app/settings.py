@@ -83,7 +83,12 @@ class Settings(BaseSettings):
     elasticsearch_timeout_s: float = Field(
         10.0, gt=0, le=300, description="Longest wait for one request to the cluster."
     )
-    elasticsearch_connections: int = Field(20, ge=1, le=1000, description="Connections to each node.")
+    elasticsearch_connections: int = Field(
+        20,
+        ge=1,
+        le=1000,
+        description="Connections to each node; as many writes wait for a cluster that is away, further ones get 503 at once.",
+    )
     elasticsearch_pool_wait_s: float = Field(
         2.0, gt=0, le=60, description="Longest wait for one of those connections; then 503."
     )
@@ -127,6 +132,12 @@ class Settings(BaseSettings):
     )
     embedding_query_timeout_s: float = Field(
         2.0, gt=0, le=60, description="Longest wait for a query's embedding."
+    )
+    embedding_stall_s: float = Field(
+        15.0,
+        gt=0,
+        le=600,
+        description="A write gives up with 503 once the embedding server has answered nobody for so long.",
     )
     embedding_cache_size: int = Field(1024, ge=0, le=1_000_000, description="Query vectors kept in memory.")
 

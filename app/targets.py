@@ -31,7 +31,9 @@ class OtherModel:
             remedy=f"configure {collection.model}, or move the collection: halflife reindex {collection.name} --reembed",
         )
 
-    async def embed_documents(self, texts: Sequence[str], *, deadline_s: float | None = None) -> Embedded:
+    async def embed_documents(
+        self, texts: Sequence[str], *, deadline_s: float | None = None, stall_s: float | None = None
+    ) -> Embedded:
         """Return the same refusal for every text."""
         return Embedded([None] * len(texts), dict.fromkeys(range(len(texts)), self._reason), frozenset())
 

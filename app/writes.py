@@ -60,8 +60,10 @@ class Stamper:
 class DocumentEmbedder(Protocol):
     """What makes vectors of documents."""
 
-    async def embed_documents(self, texts: Sequence[str], *, deadline_s: float | None = None) -> Embedded:
-        """Return one vector or error per text."""
+    async def embed_documents(
+        self, texts: Sequence[str], *, deadline_s: float | None = None, stall_s: float | None = None
+    ) -> Embedded:
+        """Return one vector or error per text; errors once the server has answered nobody for `stall_s`."""
         ...
 
 
@@ -133,12 +135,16 @@ Encoder = Callable[[Target, Sequence[Write]], Awaitable[Sequence[bytes | Halflif
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long and how often writes are tried again: pauses grow from `first_s` to `longest_s`, with jitter."""
+    """How long and how often writes are tried again: pauses grow from `first_s` to `longest_s`, with jitter.
+
+    `embedder_stall_s`: how long an embedder may answer nobody before its texts fail; None leaves it its own patience.
+    """
 
     budget_s: float = 20.0
     first_s: float = 0.05
     longest_s: float = 2.0
     request_timeout_s: float = 10.0
+    embedder_stall_s: float | None = None
 
 
 class Writer:
@@ -424,7 +430,7 @@ class Writer:
                 return result
 
     async def _wait_out(self, number: int, *, refused: bool) -> bool:
-        """Pause because of the cluster; False if it has been in trouble for the whole budget."""
+        """Pause because of the cluster; False if it has been in trouble for the whole budget, or enough others wait."""
         if self._trouble_until is None:
             self._trouble_until = self.deadline()
         if not await self.pause(number, until=self._trouble_until):

@@ -217,6 +217,33 @@ def test_an_embedder_that_hangs_leaves_time_for_the_words(client, collection, em
     until(lambda: embedding.abandoned == abandoned + 1)
 
 
+def test_a_write_gives_up_an_embedder_that_answers_nobody(relay, embedding, collection):
+    settings = Settings(
+        elasticsearch_url=relay.url,
+        elasticsearch_timeout_s=60,
+        embedding_base_url=embedding.base_url,
+        embedding_model="far-end",
+        embedding_dims=DIMS,
+        embedding_document_prefix="",
+        embedding_stall_s=0.5,
+    )
+    embedding.poison["a text that hangs"] = Reply(hang=True)
+    abandoned = embedding.abandoned
+    with serving(settings) as running:
+        answer = running.client.post(
+            f"/v1/collections/{collection}/documents",
+            json={"documents": [{"id": "hung", "text": "a text that hangs"}]},
+        )
+    assert answer.status_code == 503, answer.text
+    told = answer.json()
+    assert told["type"] == "urn:halflife:problem:embedder-unavailable"
+    assert "has answered nobody for 0.5 s" in told["detail"]
+    assert "HALFLIFE_EMBEDDING_STALL_S" in told["remedy"]
+    assert answer.headers["retry-after"]
+    assert [item["status"] for item in told["items"]] == ["failed"]
+    until(lambda: embedding.abandoned == abandoned + 1)
+
+
 def test_a_reranker_that_hangs_leaves_the_fused_order(client, collection, reranking):
     plain = client.post("/v1/search", json={"collection": collection, "query": "slow words 3"}).json()
     reranking.script.append(Reply(hang=True))

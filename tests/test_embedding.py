@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -505,6 +506,45 @@ async def test_a_deadline_keeps_what_was_embedded_by_then(server):
         assert "0.5 s" in embedded.errors[3].detail
         late = await embedder.embed_queries(["t3", "x"], deadline_s=0.2)
         assert_embeds(late, ["t3", "x"], failed={0})
+
+
+async def test_a_server_that_answers_nobody_is_given_up_and_a_slow_one_is_not(server):
+    server.poison = {"stuck": Reply(hang=True)}
+    async with embedder_of(server, max_batch=1, concurrency=1) as embedder:
+        embedded = await embedder.embed_documents(["well", "stuck", "never sent"], stall_s=0.5)
+        assert_embeds(embedded, ["well", "stuck", "never sent"], failed={1, 2})
+        for error in embedded.errors.values():
+            assert isinstance(error, EmbedderUnavailable)
+            assert "answered nobody for 0.5 s" in error.detail
+            assert error.retry_after_s is not None
+    # Five answers, each well before the stall, all of them together well after it.
+    honest = server.answer
+    server.answer = lambda seen: replace(honest(seen), delay_s=0.5)
+    async with embedder_of(server, max_batch=1, concurrency=1) as embedder:
+        texts = [f"t{n}" for n in range(5)]
+        embedded = await embedder.embed_documents(texts, stall_s=2.0)
+    assert not embedded.errors
+
+
+async def test_an_answer_to_another_caller_shows_that_the_server_serves(server):
+    release = asyncio.Event()
+    server.poison = {"stuck": Reply(hang=True)}
+    async with embedder_of(server, max_batch=1, concurrency=4) as embedder:
+
+        async def others() -> None:
+            for number in range(40):
+                await embedder.embed_documents([f"other {number}"])
+                if release.is_set():
+                    return
+                await asyncio.sleep(0.1)
+
+        asking = asyncio.create_task(others())
+        waiting = asyncio.create_task(embedder.embed_documents(["stuck"], stall_s=1.5))
+        await asyncio.sleep(2.5)
+        assert not waiting.done()
+        release.set()
+        await asking
+        assert "answered nobody" in (await waiting).errors[0].detail
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app import logs, moves, observing
 from app.errors import InvalidRequest
 from app.metering import Metering
-from app.settings import Settings
+from app.settings import EmbeddingModel, Settings
 from scripts.stack import python_command
 from scripts.supervisor import free_port
 from tests.fakes import EmbeddingServer, Reply, RerankServer
@@ -242,6 +242,42 @@ def test_what_was_refused_before_any_route_has_no_path_in_its_labels(client):
     assert not any("somewhere" in value for _, labels in samples(client) for _, value in labels)
 
 
+@pytest.mark.node
+def test_refusals_tell_their_reason(node_url, embedding):
+    settings = Settings(
+        elasticsearch_url=node_url,
+        elasticsearch_timeout_s=60,
+        embedding_base_url=embedding.base_url,
+        embedding_model="far-end",
+        max_body_bytes=2000,
+        rate_per_s=0.001,
+        rate_burst=4,
+    )
+    with serving(settings) as running:
+        asked = {
+            ("too large", "body-too-large"): lambda: running.client.post("/v1/search", content=b"x" * 3000),
+            # Without a length it is found out on the way, when the route is known already.
+            ("too large ", "body-too-large"): lambda: running.client.post(
+                "/v1/search", content=iter([b"x" * 1500] * 2)
+            ),
+            ("forbidden", "forbidden"): lambda: running.client.post(
+                "/v1/search", headers={"Origin": "http://elsewhere.example"}
+            ),
+            ("invalid", "invalid-request"): lambda: running.client.post(
+                "/v1/search", headers={"X-Halflife-Timeout-Ms": "soon"}
+            ),
+            ("limited", "too-many-requests"): lambda: [
+                running.client.get("/v1/collections") for _ in range(4)
+            ],
+        }
+        for (cause, reason), refused in asked.items():
+            labels = {"cause": cause.strip(), "reason": reason}
+            before = total(running.client, "halflife_refused_requests_total", **labels)
+            refused()
+            now = settled(running.client, "halflife_refused_requests_total", before + 1, **labels)
+            assert now >= before + 1, labels
+
+
 async def test_methods_that_nobody_knows_make_no_series_of_their_own():
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 405, "headers": []})
@@ -409,6 +445,36 @@ def test_readiness_tells_each_dependency_and_why_not(client, collection, cluster
         "cluster_tasks",
         "cluster_longest_task_ms",
     }
+
+
+@pytest.mark.node
+def test_readiness_and_metrics_tell_each_configured_model(node_url, embedding):
+    with EmbeddingServer(dims=2 * DIMS) as second:
+        settings = Settings(
+            elasticsearch_url=node_url,
+            elasticsearch_timeout_s=60,
+            embedding_base_url=embedding.base_url,
+            embedding_model="far-end",
+            embedding_query_prefix="",
+            embedding_models={
+                "far-end": EmbeddingModel(url=embedding.base_url),
+                "larger": EmbeddingModel(url=second.base_url),
+                "away": EmbeddingModel(url="http://127.0.0.1:9/v1"),
+                "wrong": EmbeddingModel(url="ftp://127.0.0.1"),
+            },
+        )
+        with serving(settings) as running:
+            answer = running.client.get("/readyz")
+            checks = answer.json()["checks"]
+            opened = {dict(labels).get("dependency") for _, labels in samples(running.client)}
+    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+    assert checks["embedder"]["status"] == "ok"
+    assert (checks["embedder larger"]["status"], checks["embedder larger"]["dims"]) == ("ok", 2 * DIMS)
+    assert checks["embedder larger"]["breaker"] == "closed"
+    assert checks["embedder away"]["status"] == checks["embedder wrong"]["status"] == "failed"
+    assert checks["embedder away"]["reason"]
+    assert "embedder far-end" not in checks
+    assert {"embedder", "embedder larger", "embedder away"} <= opened
 
 
 @pytest.mark.node
