@@ -87,19 +87,19 @@ class Edge:
         """`budget_s`: the time budget of a request that reads. `most_pause_s`: a sender that pauses longer is cut off."""
         self._app = app
         self._max_body_bytes = max_body_bytes
-        self._max_concurrent = max_concurrent
         self._new_id = new_id
         self._guard = guard
         self._budget_s = budget_s
         self._most_pause_s = most_pause_s
         self._clock = clock
-        # Answers at a quarter of their budget leave room for the slower ones to stay within it.
-        self._room = Concurrency(clock, most=max_concurrent, slow_s=budget_s / 4)
-        observing.ROOM.set(max_concurrent)
-        self._under_way = 0
-        self._writing = 0
-        self._arriving = 0
-        self._held_bytes = 0
+        self._room = _Room(
+            most=max_concurrent, most_body_bytes=max_body_bytes, budget_s=budget_s, clock=clock
+        )
+
+    @property
+    def load(self) -> tuple[int, int, int]:
+        """Requests that are being answered, requests on their way, and bytes of bodies that all of them hold."""
+        return self._room.load
 
     async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
         """Serve one connection event; only HTTP requests are looked at, and WebSockets are turned away."""
@@ -141,20 +141,13 @@ class Edge:
                         remedy="wait as long as Retry-After says, and spread the requests",
                         retry_after_s=round(taken.retry_after_s, 3),
                     )
-            self._check_room(writes=_writes(scope))
-            if self._arriving >= ARRIVING * self._max_concurrent:
-                raise _overloaded(f"{self._arriving} requests are arriving already")
+            self._room.check(writes=_writes(scope))
+            self._room.check_arrivals()
         except HalflifeError as error:
+            state["refused"] = error.code
             await _refuse(send_with_headers, error, request_id)
             return
         await self._bounded(scope, receive, send_with_headers, request_id, budget_s)
-
-    def _check_room(self, *, writes: bool) -> None:
-        """Raise where as many requests are being answered as may be; writes, which may wait long, leave room to others."""
-        if self._under_way >= self._room.limit:
-            raise _overloaded(f"{self._under_way} requests are being answered already")
-        if writes and self._writing >= max(1, self._max_concurrent - self._max_concurrent // 4):
-            raise _overloaded(f"{self._writing} writes are being done already")
 
     # --- who asks
 
@@ -207,7 +200,7 @@ class Edge:
         state = scope["state"]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         declared = headers.get(b"content-length", b"")
-        place = _Place(self, state, writes=_writes(scope), budget_s=budget_s)
+        place = _Place(self._room, state, writes=_writes(scope), budget_s=budget_s)
         intake = _Intake(
             receive,
             empty=b"transfer-encoding" not in headers and declared in (b"", b"0"),
@@ -225,9 +218,9 @@ class Edge:
                 await send(message)
 
         if declared.isdigit() and int(declared) > self._max_body_bytes:
-            await _refuse(
-                send, _too_large(self._max_body_bytes), request_id, headers=[_CLOSE], unread=receive
-            )
+            too_large = _too_large(self._max_body_bytes)
+            state["refused"] = too_large.code
+            await _refuse(send, too_large, request_id, headers=[_CLOSE], unread=receive)
             return
         place.arrive()
         if intake.empty or scope["method"] in _WITHOUT_BODY:
@@ -266,6 +259,8 @@ class Edge:
         failure = failure or intake.failure
         if failure is not None and not started:
             cut_off = isinstance(failure, _BodyLarge | _BodySlow)
+            if failure is intake.failure:
+                state["refused"] = failure.code
             await _refuse(
                 send,
                 failure,
@@ -279,6 +274,75 @@ class Edge:
         return given.decode() if _REQUEST_ID.fullmatch(given) else self._new_id()
 
 
+class _Room:
+    """How many requests there are, of which kind and size, and whether one more fits. Counts; knows no request."""
+
+    def __init__(
+        self, *, most: int, most_body_bytes: int, budget_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._most = most
+        self._most_held_bytes = HELD_BODIES * most_body_bytes
+        self.clock = clock
+        # Answers at a quarter of their budget leave room for the slower ones to stay within it.
+        self._concurrency = Concurrency(clock, most=most, slow_s=budget_s / 4)
+        self._arriving = 0
+        self._answered = 0
+        self._writing = 0
+        self._held_bytes = 0
+        observing.ROOM.set(most)
+
+    @property
+    def load(self) -> tuple[int, int, int]:
+        """Requests that are being answered, requests on their way, and bytes of bodies."""
+        return self._answered, self._arriving, self._held_bytes
+
+    def check(self, *, writes: bool) -> None:
+        """Raise where as many requests are being answered as may be; writes, which may wait long, leave room to others."""
+        if self._answered >= self._concurrency.limit:
+            raise _overloaded(f"{self._answered} requests are being answered already")
+        if writes and self._writing >= max(1, self._most - self._most // 4):
+            raise _overloaded(f"{self._writing} writes are being done already")
+
+    def check_arrivals(self) -> None:
+        """Raise where as many requests are on their way as may be."""
+        if self._arriving >= ARRIVING * self._most:
+            raise _overloaded(f"{self._arriving} requests are arriving already")
+
+    def arrive(self) -> None:
+        """Count a request whose body is coming."""
+        self._arriving += 1
+
+    def turn_back(self) -> None:
+        """Count out one that never came to be answered."""
+        self._arriving -= 1
+
+    def answer(self, *, writes: bool) -> None:
+        """Count one that arrived among those that are being answered. Raises where there is no place."""
+        self.check(writes=writes)
+        self._arriving -= 1
+        self._answered += 1
+        self._writing += writes
+
+    def leave(self, took_s: float, *, writes: bool) -> None:
+        """Count out one that was answered after so long."""
+        if not writes:
+            # Writes may wait long for a cluster that is away, which says nothing of how many fit.
+            self._concurrency.note(took_s, under_way=self._answered - self._writing)
+            observing.ROOM.set(self._concurrency.limit)
+        self._answered -= 1
+        self._writing -= writes
+
+    def hold(self, count: int) -> None:
+        """Count bytes of bodies. Raises where all together are too many; they count all the same."""
+        self._held_bytes += count
+        if self._held_bytes > self._most_held_bytes:
+            raise _overloaded("too many large bodies are arriving")
+
+    def let_go(self, count: int) -> None:
+        """Count out so many bytes."""
+        self._held_bytes -= count
+
+
 class _Place:
     """A request's place: among those that arrive while its body comes, among those that are answered afterwards.
 
@@ -286,10 +350,10 @@ class _Place:
     """
 
     def __init__(
-        self, edge: Edge, request: MutableMapping[str, Any], *, writes: bool, budget_s: float
+        self, room: _Room, request: MutableMapping[str, Any], *, writes: bool, budget_s: float
     ) -> None:
         """`request` is its state, whose deadline is put off to when the body is there."""
-        self._edge = edge
+        self._room = room
         self._request = request
         self._budget_s = budget_s
         self._writes = writes
@@ -303,41 +367,29 @@ class _Place:
 
     def arrive(self) -> None:
         self._state = "arriving"
-        self._edge._arriving += 1
+        self._room.arrive()
 
     def hold(self, count: int) -> None:
         """Count bytes that came. Raises where all bodies together hold too many."""
         self._bytes += count
-        self._edge._held_bytes += count
-        if self._edge._held_bytes > HELD_BODIES * self._edge._max_body_bytes:
-            raise _overloaded("too many large bodies are arriving")
+        self._room.hold(count)
 
     def be_answered(self) -> None:
         """Take a place among those that are answered, and let the time budget begin. Raises where there is none."""
         if self.answered:
             return
-        self._edge._check_room(writes=self._writes)
-        self._edge._arriving -= 1
-        self._edge._under_way += 1
-        self._edge._writing += self._writes
+        self._room.answer(writes=self._writes)
         self._state = "answered"
-        self._begun = self._edge._clock()
+        self._begun = self._room.clock()
         # How long the body took on its way is not the service's time.
         self._request["deadline"] = self._begun + self._budget_s
 
     def leave(self) -> None:
         if self._state == "arriving":
-            self._edge._arriving -= 1
+            self._room.turn_back()
         elif self._state == "answered":
-            if not self._writes:
-                # Writes may wait long for a cluster that is away, which says nothing of how many fit.
-                self._edge._room.note(
-                    self._edge._clock() - self._begun, under_way=self._edge._under_way - self._edge._writing
-                )
-                observing.ROOM.set(self._edge._room.limit)
-            self._edge._under_way -= 1
-            self._edge._writing -= self._writes
-        self._edge._held_bytes -= self._bytes
+            self._room.leave(self._room.clock() - self._begun, writes=self._writes)
+        self._room.let_go(self._bytes)
         self._state, self._bytes = "gone", 0
 
 

@@ -10,10 +10,10 @@ import hashlib
 import hmac
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -45,6 +45,7 @@ SWEEP_EVERY_S: Final = 6 * 3600.0
 ANYONE: Final = "anyone"
 
 Json = dict[str, Any]
+T = TypeVar("T")
 log = logging.getLogger("halflife")
 
 
@@ -55,6 +56,7 @@ class _Known:
     votes: dict[str, Vote] = field(default_factory=dict)
     read_until_ms: int = -1
     tables: OrderedDict[tuple[int, str | None], Ratings] = field(default_factory=OrderedDict)
+    making: dict[tuple[int, str | None], asyncio.Task[Ratings]] = field(default_factory=dict)
     reading: asyncio.Task[None] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -70,15 +72,18 @@ class Votes:
         secret: bytes,
         now: Callable[[], datetime],
         keep_days: int,
+        rating: Callable[..., Ratings] = rate,
     ) -> None:
-        """`secret` keys the hashes of users: the same in every process."""
+        """`secret` keys the hashes of users: the same in every process; `rating` makes a table, as `rate` does."""
         self._cluster = cluster
         self._searches = searches
         self._secret = secret
         self._now = now
         self._keep_days = keep_days
         self._known: OrderedDict[tuple[str, str | None], _Known] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._rating = rating
+        self._one_table = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._made: set[str] = set()
 
     async def start(self) -> None:
@@ -239,14 +244,31 @@ class Votes:
         return await self._table(known, wanted_ms, only_key)
 
     async def _table(self, known: _Known, as_of_ms: int, only_key: str | None) -> Ratings:
-        """Return the ratings as of an instant, computed in a thread: 20,000 votes take a tenth of a second and more."""
-        made = known.tables.get((as_of_ms, only_key))
-        if made is None:
-            votes = [vote for vote in known.votes.values() if only_key is None or vote.key == only_key]
-            made = known.tables[as_of_ms, only_key] = await asyncio.to_thread(rate, votes, as_of_ms=as_of_ms)
+        """Return the ratings as of an instant, made once for all who want them.
+
+        A search that leaves does not take them away from the others.
+        """
+        which = (as_of_ms, only_key)
+        made = known.tables.get(which)
+        if made is not None:
+            return made
+        if which not in known.making:
+            known.making[which] = self._spawn(self._make(known, which))
+        return await asyncio.shield(known.making[which])
+
+    async def _make(self, known: _Known, which: tuple[int, str | None]) -> Ratings:
+        """Make a table in a thread, one at a time: 20,000 votes take a tenth of a second of the interpreter and more."""
+        as_of_ms, only_key = which
+        try:
+            async with self._one_table:
+                votes = [vote for vote in known.votes.values() if only_key is None or vote.key == only_key]
+                made = await asyncio.to_thread(self._rating, votes, as_of_ms=as_of_ms)
+            known.tables[which] = made
             while len(known.tables) > TABLES_KEPT:
                 known.tables.popitem(last=False)
-        return made
+            return made
+        finally:
+            del known.making[which]
 
     async def _read(self, collection: Collection, known: _Known, *, until_ms: int) -> None:
         """Read the votes since the last time; some twice, which their ids make harmless."""
@@ -263,8 +285,8 @@ class Votes:
             await self._table(known, until_ms, None)
             known.read_until_ms = until_ms
 
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -112,9 +112,11 @@ class Guard:
     async def turn_to_retry(self, *, until: float) -> bool:
         """Wait until a retry may go, at most until that time of the event loop's clock; return whether it may.
 
-        As many may wait as there are places; for more of them there would be no end to the queue.
+        As many may wait as there are places, and more are told no at once: a queue without end would hold every request
+        there is for its whole patience, and send them all when the dependency is back.
         """
         if self._wanting >= self.places:
+            observing.TURNED_AWAY.labels(self.dependency, "retries").inc()
             return False
         loop = asyncio.get_running_loop()
         self._wanting += 1

@@ -21,7 +21,7 @@ METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 REFUSALS: Final = {
     401: "unauthorized", 403: "forbidden", 408: "too slow", 413: "too large", 429: "limited", 503: "shed",
 }  # fmt: skip
-"""What a status means that was answered before any route was reached."""
+"""What a status means that the edge answered, before any work was done; others: the request is not valid."""
 
 log = logging.getLogger("halflife.access")
 
@@ -57,8 +57,10 @@ class Metering:
             status = status or 499
             method = scope["method"] if scope["method"] in METHODS else "other"
             observing.REQUESTS.labels(route or "none", method, str(status)).observe(took)
-            if route is None and status in REFUSALS:
-                observing.REFUSED.labels(REFUSALS[status]).inc()
+            # The edge says what it refused, a body that was too large or slow on its way to a route included.
+            refused = scope.get("state", {}).get("refused")
+            if refused is not None:
+                observing.REFUSED.labels(REFUSALS.get(status, "invalid"), refused).inc()
             log.log(
                 logging.WARNING if status in (500, 502, 507) else logging.INFO, "%s %s %d in %.1f ms", method, route or "(no route)", status, took * 1000,
                 extra={

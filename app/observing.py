@@ -72,8 +72,8 @@ CACHE = Counter(
 )
 REFUSED = Counter(
     "halflife_refused_requests_total",
-    "Requests refused before any work: shed, limited, too large, too slow.",
-    ["cause"],
+    "Requests refused before any work: shed, limited, too large, too slow, unauthorized, forbidden, invalid; and the problem's type.",
+    ["cause", "reason"],
 )
 UNDER_WAY = Gauge("halflife_requests_under_way", "Requests being answered.")
 
@@ -90,7 +90,7 @@ RETRIES = Counter(
 )
 TURNED_AWAY = Counter(
     "halflife_dependency_turned_away_total",
-    "Calls not sent: the pool was full for too long, or the breaker open.",
+    "Calls not sent: the pool was full for too long, the breaker open, or as many retries waiting as may.",
     ["dependency", "cause"],
 )
 POOL_SIZE = Gauge(

@@ -55,6 +55,7 @@ class Asked:
 
 
 STAGES: Final = {
+    "rewrite": "rewrite_ms",
     "embed query": "embed_ms",
     "recall": "recall_ms",
     "fetch": "fetch_ms",
@@ -307,17 +308,23 @@ class SearchLog:
         self._queue, self._writing = [], []
 
     async def flush(self) -> None:
-        """Write what is waiting. Raises the cluster's error where it took nothing; the entries wait on."""
+        """Write what is waiting as this begins; what comes meanwhile is for the next time.
+
+        Raises the cluster's error where it took nothing; the entries wait on.
+        """
         async with self._lock:
-            while self._queue or self._writing:
+            left = len(self._queue) + len(self._writing)
+            while left > 0:
                 if not self._writing:
-                    self._writing, self._queue = self._queue[:MOST_AT_ONCE], self._queue[MOST_AT_ONCE:]
+                    most = min(MOST_AT_ONCE, left)
+                    self._writing, self._queue = self._queue[:most], self._queue[most:]
                 for index in sorted({each.index for each in self._writing} - self._made):
                     await self._make(index)
                 outcomes = await self.cluster.record(
                     [(each.index, each.id, each.source) for each in self._writing], create=True
                 )
                 batch, self._writing = self._writing, []
+                left -= len(batch)
                 again: list[_Waiting] = []
                 for each, outcome in zip(batch, outcomes, strict=True):
                     if outcome.fate in ("applied", "superseded"):

@@ -448,7 +448,7 @@ async def test_a_body_on_its_way_in_takes_nobodys_place():
     assert (await Call(method="GET").to(guarded)).status == 200
     await asyncio.gather(*served)
     assert {call.status for call in slow} <= {200, 503}
-    assert (guarded._under_way, guarded._arriving, guarded._held_bytes) == (0, 0, 0)
+    assert guarded.load == (0, 0, 0)
 
 
 async def test_senders_and_their_bytes_are_bounded():
@@ -462,7 +462,7 @@ async def test_senders_and_their_bytes_are_bounded():
     await asyncio.gather(*served)
     told = [call.problem if call.status != 200 else "" for call in slow]
     assert told.count("overloaded") >= 9, "800 bytes are eight bodies, and eight senders are the most"
-    assert (guarded._under_way, guarded._arriving, guarded._held_bytes) == (0, 0, 0)
+    assert guarded.load == (0, 0, 0)
 
 
 async def test_a_body_that_comes_when_all_places_are_taken_is_refused():
@@ -482,7 +482,7 @@ async def test_a_body_that_comes_when_all_places_are_taken_is_refused():
     assert (late.status, late.problem) == (503, "overloaded")
     work.go.set()
     await holding
-    assert (guarded._under_way, guarded._arriving, guarded._held_bytes) == (0, 0, 0)
+    assert guarded.load == (0, 0, 0)
 
 
 async def test_the_budget_begins_when_the_body_is_whole():

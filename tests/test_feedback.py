@@ -17,9 +17,10 @@ from pydantic import SecretStr
 from app import catalog, names, searchlog
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable
-from app.feedback import judgements
+from app.feedback import Votes, judgements
 from app.keys import hash_of
 from app.models import Collection, Search
+from app.ratings import Ratings, rate
 from app.searchlog import Asked, SearchLog, entry, index_of, marked, query_hash
 from app.settings import Settings
 from scripts.judged import read_set
@@ -222,6 +223,28 @@ def test_a_full_queue_drops_and_counts(cluster):
     log = a_log(cluster, most_waiting=3)
     assert [log.note(asked(), REFUSED) is not None for _ in range(5)] == [True, True, True, False, False]
     assert log.figures.dropped == 2
+
+
+class Busy(SearchLog):
+    """Notes one more search while each batch is written, as under load."""
+
+    async def _make(self, index: str) -> None:
+        await super()._make(index)
+        self._made.clear()  # asked again with each batch
+        self.note(asked(), REFUSED)
+
+
+async def test_a_flush_under_load_ends_with_what_was_there(cluster):
+    log = Busy(cluster, rate=1.0, with_text=False, keep_days=30, secret=SECRET, now=Clock(datetime.now(UTC)),
+               chance=lambda: 0.5, new_id=lambda: uuid.uuid4().hex[:24])  # fmt: skip
+    for _ in range(searchlog.MOST_AT_ONCE + 1):
+        log.note(asked(), REFUSED)
+    async with asyncio.timeout(60):
+        await log.flush()
+    assert log.figures.written == searchlog.MOST_AT_ONCE + 1
+    async with asyncio.timeout(60):
+        await log.flush()
+    assert log.figures.written == searchlog.MOST_AT_ONCE + 3
 
 
 def test_a_failed_search_is_told_without_its_text():
@@ -457,6 +480,40 @@ async def test_a_collection_made_again_begins_without_votes(client, collection, 
         each async for each in judgements(cluster, (await catalog.get(cluster, collection)).collection)
     ]
     assert [each async for each in judgements(cluster, before)]
+
+
+async def test_one_table_of_ratings_is_made_at_a_time(client, cluster, collection):
+    under_way, most, made = 0, 0, 0
+
+    def rating(votes: Any, *, as_of_ms: int) -> Ratings:
+        nonlocal under_way, most, made
+        under_way += 1
+        most, made = max(most, under_way), made + 1
+        time.sleep(0.05)
+        under_way -= 1
+        return rate(votes, as_of_ms=as_of_ms)
+
+    votes = Votes(
+        cluster, a_log(cluster), secret=SECRET, now=lambda: datetime.now(UTC), keep_days=31, rating=rating
+    )
+    known = (await catalog.get(cluster, collection)).collection
+    others = [known.model_copy(update={"name": f"{collection}_{n}"}) for n in range(3)]
+    as_of = datetime(2026, 1, 1, tzinfo=UTC)
+    try:
+        await asyncio.gather(
+            *(votes.ratings(each, "x", None) for each in (known, *others)),
+            *(votes.ratings(known, "x", as_of, key) for key in ("a", "b", "a", "b")),
+        )
+        for _ in range(100):
+            if made >= 4 and not under_way:
+                break
+            await asyncio.sleep(0.1)
+        tables = [await votes.ratings(known, "x", as_of, key) for key in ("a", "b", "a")]
+    finally:
+        await votes.close()
+    assert all(tables)
+    assert most == 1
+    assert made == 6  # four collections as of now, and two keys
 
 
 async def test_a_profile_turns_it_on_and_a_request_off(client, collection, cluster):

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+from functools import partial
 
 import pytest
 
-from app import guarding
+from app import guarding, observing
+from app.copying import patiently
+from app.elastic import Cluster
 from app.errors import ClusterUnavailable
 from app.guarding import Guard, repeating
 
@@ -116,6 +119,26 @@ async def test_turns_come_from_the_budget_and_repeated_calls_earn_none(clock):
     assert await guard.turn_to_retry(until=soon)
 
 
+async def test_who_may_not_wait_for_a_cluster_that_is_away_is_told_when_to_come_back():
+    cluster = Cluster.connect(urls=["http://127.0.0.1:9"], connections=2, request_timeout_s=1)
+    try:
+        assert [await cluster.turn_to_retry(until=0) for _ in range(8)] == [True] * 8
+        asked = [
+            asyncio.create_task(
+                patiently(partial(cluster.refresh, "halflife-x"), budget_s=3.0, cluster=cluster)
+            )
+            for _ in range(6)
+        ]
+        done, waiting = await asyncio.wait(asked, timeout=1.5)
+        told = await asyncio.gather(*asked, return_exceptions=True)
+    finally:
+        await cluster.close()
+    assert (len(done), len(waiting)) == (4, 2)
+    for error in told:
+        assert isinstance(error, ClusterUnavailable)
+        assert error.retry_after_s
+
+
 async def test_all_who_waited_for_a_recovery_go_then_and_no_more_wait_than_there_are_places(clock):
     guard = guard_of(clock, places=30)
     until = asyncio.get_running_loop().time() + 20
@@ -125,7 +148,10 @@ async def test_all_who_waited_for_a_recovery_go_then_and_no_more_wait_than_there
             call.outcome = "failed"
     waiting = [asyncio.create_task(guard.turn_to_retry(until=until)) for _ in range(30)]
     await asyncio.sleep(0)
+    told = observing.TURNED_AWAY.labels("test", "retries")
+    before = told._value.get()
     assert not await guard.turn_to_retry(until=until)
+    assert told._value.get() == before + 1
     clock.now += 1.0
     async with guard.call(wait_s=1) as call:
         call.outcome = "ok"
