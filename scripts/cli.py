@@ -535,6 +535,13 @@ def search(
             "--explain", help="Also what routes that missed a hit give it, and the requests for Kibana."
         ),
     ] = False,
+    explain_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--explain-cluster",
+            help="As --explain, and Elasticsearch's own account of the first ten hits' scores in each route.",
+        ),
+    ] = False,
     suggest: Annotated[
         bool,
         typer.Option("--suggest", help="Look for other spellings. Default: where the words find nothing."),
@@ -570,8 +577,8 @@ def search(
     request = search_request(
         query, collection=collection, top_k=top_k, decay=decay, as_of=as_of, only=only, body=body
     )
-    if explain:
-        request["explain"] = True
+    if explain or explain_cluster:
+        request["explain"] = "cluster" if explain_cluster else True
     if suggest:
         request["suggest"] = True
     if rewrite:
@@ -585,7 +592,8 @@ def search(
         out.print(table.results(answer, query=query, collection=collection, width=out.width))
         for text in table.widened(answer):
             out.print(text, markup=False, soft_wrap=True)
-        for text in table.requests(answer) if explain else ():
+        told = [*table.accounts(answer), *table.requests(answer)] if explain or explain_cluster else []
+        for text in told:
             out.print(f"\n{text}", markup=False, soft_wrap=True)
     return DEGRADED if answer.get("degraded") else 0
 

@@ -273,7 +273,7 @@ CHARTS = (
         "halflife-latency-by-stage", "Latency by stage", "p95 of what each stage took.",
         SEARCHES, {"when": over_time("@timestamp", "time"),
                    **{name: percentile(f"stages.{name}_ms", 95, f"{name}, p95, ms")
-                      for name in ("embed", "recall", "fetch", "rerank")}},
+                      for name in ("rewrite", "embed", "recall", "fetch", "rerank")}},
         "line", x="when",
     ),
     Chart(
@@ -405,7 +405,7 @@ SESSIONS = (
     Session("halflife-newest", "Halflife: newest documents", "What was created last.", DOCUMENTS,
             ("document_id", "title", "source", "lang", "indexed_at"), ("creation_time", "desc"), LIVE),
     Session("halflife-slow", "Halflife: slow searches", "The slowest first, with their stages.", SEARCHES,
-            ("collection", "query", "query_hash", "took_ms", "stages.embed_ms", "stages.recall_ms", "stages.fetch_ms",
+            ("collection", "query", "query_hash", "took_ms", "stages.rewrite_ms", "stages.embed_ms", "stages.recall_ms", "stages.fetch_ms",
              "stages.rerank_ms", "request_id"), ("took_ms", "desc")),
     Session("halflife-empty", "Halflife: searches without results", "What was looked for in vain.", SEARCHES,
             ("collection", "query", "query_hash", "profile", "request_id"), ("@timestamp", "desc"),

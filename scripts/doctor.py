@@ -18,8 +18,9 @@ import numpy as np
 
 from app import catalog, fields, names
 from app.elastic import Cluster, pack_vector
-from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound
-from app.main import open_cluster, open_embedder
+from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound, RerankerFailed
+from app.main import open_cluster, open_embedder, open_reranker, open_rewriter
+from app.models import RewriteOptions
 from app.settings import Settings
 from scripts import stack
 from scripts.client import URL_VARIABLE
@@ -123,7 +124,7 @@ async def _examine(settings: Settings) -> list[Check]:
                 checks.append(await _told("disks", _check_disks(cluster)))
     except HalflifeError as error:
         checks.append(_failed("cluster", error))
-    return [*checks, embedder_check, *other_checks]
+    return [*checks, embedder_check, *other_checks, *await check_helpers(settings)]
 
 
 async def _told(name: str, check: Any) -> Check:
@@ -478,6 +479,49 @@ async def _check_embedder(settings: Settings) -> tuple[Check, int | None]:
     took = (time.monotonic() - begun) * 1000
     base = settings.embedding_base_url
     return Check("embedder", "ok", f"{settings.embedding_model} at {base}: {dims} dims, {took:.0f} ms"), dims
+
+
+async def check_helpers(settings: Settings) -> list[Check]:
+    """Ask the reranker and the rewriter for something small each, where they are configured."""
+    checks: list[Check] = []
+    for name, ask in (("reranker", _ask_reranker), ("rewriter", _ask_rewriter)):
+        begun = time.monotonic()
+        try:
+            told = await ask(settings)
+        except HalflifeError as error:
+            checks.append(_failed(name, error))
+            continue
+        if told is not None:
+            checks.append(Check(name, "ok", f"{told}, {(time.monotonic() - begun) * 1000:.0f} ms"))
+    return checks
+
+
+async def _ask_reranker(settings: Settings) -> str | None:
+    reranker = open_reranker(settings)
+    if reranker is None:
+        return None
+    try:
+        scores = await reranker.rerank("how long is leave", ["thirty days of leave"], deadline_s=_TIMEOUT_S)
+    finally:
+        await reranker.close()
+    if scores[0] is None:
+        raise RerankerFailed(
+            f"{settings.rerank_url} answered no score", remedy="see its log, and HALFLIFE_RERANK_MODEL"
+        )
+    return f"{settings.rerank_model or 'a reranker'} at {settings.rerank_url}: a score of {scores[0]:.3g}"
+
+
+async def _ask_rewriter(settings: Settings) -> str | None:
+    rewriter = open_rewriter(settings)
+    if rewriter is None:
+        return None
+    try:
+        await rewriter.rewrite(
+            "how long is leave", RewriteOptions(keywords=True), deadline_s=settings.rewrite_timeout_s
+        )
+    finally:
+        await rewriter.close()
+    return f"{settings.rewrite_model} at {settings.rewrite_url}: rewrites within HALFLIFE_REWRITE_TIMEOUT_S"
 
 
 def _check_api(data: Path) -> Check | None:

@@ -66,6 +66,20 @@ def requests(answer: Json) -> Iterable[str]:
         yield f"# route {request['route']}\n{request['method']} {request['path']}\n{json.dumps(request['body'])}"
 
 
+def accounts(answer: Json) -> Iterator[str]:
+    """Yield Elasticsearch's own account of each hit's score in each route that has one, its parts indented."""
+    for number, hit in enumerate(answer["hits"], 1):
+        for name, route in hit["routes"].items():
+            if told := route.get("explanation"):
+                yield "\n".join([f"# {number} {hit['id']}, route {name}", *_account(told, 0)])
+
+
+def _account(told: Json, depth: int) -> Iterator[str]:
+    yield f"{'  ' * depth}{told['value']:.6g}  {told['description']}"
+    for part in told.get("details") or ():
+        yield from _account(part, depth + 1)
+
+
 def _lacks(answer: Json) -> list[RenderableType]:
     told: list[RenderableType] = []
     if answer.get("degraded"):

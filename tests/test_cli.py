@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from app.errors import ClusterRejected
 from app.models import Search, Why
+from app.settings import Settings
 from scripts import cli, client, doctor, table
 from scripts.client import ApiProblem, Client, find_url
-from tests.fakes import FarEnd, Reply
+from tests.fakes import FarEnd, Reply, RerankServer
 
 COMMANDS = (
     "up",
@@ -213,6 +214,37 @@ def test_no_hits_are_said_to_be_none() -> None:
         done = run("search", "q", "--url", api.url)
     assert done.exit_code == 0
     assert "No hit." in done.stdout
+
+
+def test_the_clusters_own_account_is_asked_for_and_printed() -> None:
+    account = {
+        "value": 7.5,
+        "description": "sum of:",
+        "details": [{"value": 2.25, "description": "weight(text:leave in 3)", "details": []}],
+    }
+    hits = json.loads(json.dumps(ANSWER))["hits"]
+    name = next(iter(hits[0]["routes"]))
+    hits[0]["routes"][name]["explanation"] = account
+    with FarEnd(lambda _: Reply(body={**ANSWER, "degraded": False, "hits": hits})) as api:
+        done = run("search", "q", "--explain-cluster", "--url", api.url)
+        assert api.requests[0].body["explain"] == "cluster"
+    assert done.exit_code == 0, done.output
+    assert f"# 1 {hits[0]['id']}, route {name}\n7.5  sum of:\n  2.25  weight(text:leave in 3)" in done.output
+
+
+async def test_the_doctor_asks_the_reranker_and_the_rewriter_where_there_are_any() -> None:
+    assert await doctor.check_helpers(Settings(rerank_url="", rewrite_url="")) == []
+    with RerankServer() as reranker:
+        settings = Settings(
+            rerank_url=f"{reranker.url}/rerank", rewrite_url="http://127.0.0.1:9/v1", rewrite_model="chat"
+        )
+        ranked, rewriting = await doctor.check_helpers(settings)
+        assert len(reranker.requests) == 1
+    assert (ranked.name, ranked.verdict) == ("reranker", "ok")
+    assert (rewriting.name, rewriting.verdict) == ("rewriter", "failed")
+    assert "HALFLIFE_REWRITE_URL" in (rewriting.remedy or "")
+    [nameless] = await doctor.check_helpers(Settings(rewrite_url="http://127.0.0.1:9/v1"))
+    assert "HALFLIFE_REWRITE_MODEL" in nameless.detail
 
 
 def test_explain_prints_the_requests_for_kibana() -> None:
