@@ -6,7 +6,7 @@ clock. Everything sent is a plain dict that pastes into Kibana.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from app import decay, fields, filters, queries, supersession, synonyms
 from app.errors import InvalidRequest
@@ -162,8 +162,7 @@ class Plan:
         return list(dict.fromkeys(texts))
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A document (or chunk) in one route's list, as the cluster scored it.
 
     `factor` is the route's own, `aged_ms` the date by which the request's decay ages the document.
@@ -708,7 +707,7 @@ def read_route(plan: Plan, route: PlannedRoute, answer: Mapping[str, Any]) -> Ro
         for candidate in listed:
             if candidate.key not in seen:
                 seen.add(candidate.key)
-                ranked.append(replace(candidate, rank=len(ranked) + 1))
+                ranked.append(candidate._replace(rank=len(ranked) + 1))
     return RouteAnswer(
         candidates=tuple(ranked),
         total=_total(plan, route, answer),
@@ -745,7 +744,7 @@ def _entries(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> list[Ca
         return [whole]
     chunks = inner["hits"]["hits"]
     if not chunks:
-        return [replace(whole, key=chunk_key(whole.id, 0), chunk=0)]
+        return [whole._replace(key=chunk_key(whole.id, 0), chunk=0)]
     # The nested score of a document is that of its best chunk; what stands above it (title matches) is shared.
     best = max(chunk["_score"] for chunk in chunks)
     multiplier = whole.factor if plan.placement == "route" and whole.factor is not None else 1.0
@@ -754,7 +753,7 @@ def _entries(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> list[Ca
         number = chunk["_nested"]["offset"]
         base = whole.base - best + chunk["_score"]
         score = whole.score if chunk["_score"] == best else base * multiplier
-        entries.append(replace(whole, key=chunk_key(whole.id, number), chunk=number, base=base, score=score))
+        entries.append(whole._replace(key=chunk_key(whole.id, number), chunk=number, base=base, score=score))
     return entries
 
 
