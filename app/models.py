@@ -5,7 +5,7 @@ No clock, no network, no Elasticsearch syntax. Names follow Elasticsearch where 
 
 import math
 import re
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -1397,6 +1397,16 @@ class CollectionDetails(Collection):
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+# A serialiser of the whole model would do the same, and take two thirds of the time of writing an answer.
+Shown = TypeVar("Shown")
+IfAny = Annotated[Shown | None, Field(exclude_if=_is_none)]
+"""What an answer shows only where there is something to show."""
+
+
 class Total(Value):
     """How many documents a route matches, as Elasticsearch counts them."""
 
@@ -1411,21 +1421,13 @@ class RouteStatus(Value):
     took_ms: int | None = None
     total: Total | None = None
     returned: int = 0
-    reason: str | None = None
-    confidence: float | None = Field(
+    reason: IfAny[str] = None
+    confidence: IfAny[float] = Field(
         None, description="adaptive fusion: how far its first hits stand out from the rest, from 0 to 1."
     )
-    weight: float | None = Field(
+    weight: IfAny[float] = Field(
         None, description="adaptive fusion: its share of the score, by weight and confidence; all sum to 1."
     )
-
-    @model_serializer(mode="wrap")
-    def _lean(self, handler: Any) -> dict[str, Any]:
-        return {
-            key: value
-            for key, value in handler(self).items()
-            if value is not None or key in ("took_ms", "total")
-        }
 
 
 class RouteHit(Value):
@@ -1440,36 +1442,11 @@ class RouteHit(Value):
     decay: float | None
     decayed_score: float | None
     contribution: float
-    normalized: float | None = None
-    note: str | None = None
-    explanation: dict[str, Any] | None = Field(
+    normalized: IfAny[float] = None
+    note: IfAny[str] = None
+    explanation: IfAny[dict[str, Any]] = Field(
         None, description="Elasticsearch's own account of `decayed_score`: value, description, details."
     )
-
-    @model_serializer(mode="wrap")
-    def _lean(self, handler: Any) -> dict[str, Any]:
-        return {
-            k: v
-            for k, v in handler(self).items()
-            if v is not None or k not in ("normalized", "note", "explanation")
-        }
-
-
-OPTIONAL_IN_HIT = (
-    "version",
-    "chunk",
-    "passage",
-    "highlights",
-    "embedding",
-    "rerank_score",
-    "superseded_by",
-    "supersedes",
-    "recency",
-    "near_duplicates",
-    "warning",
-    "additive",
-    "feedback",
-)
 
 
 class HitFeedback(Value):
@@ -1522,31 +1499,24 @@ class Hit(Value):
     decay: float | None = Field(description="The factor of the request's decay; null where it is off.")
     evergreen: bool = False
     routes: dict[str, RouteHit]
-    chunk: dict[str, Any] | None = Field(
+    chunk: IfAny[dict[str, Any]] = Field(
         None, description="Which chunk: number, start and end in the document's text."
     )
-    highlights: dict[str, list[str]] | None = None
-    embedding: list[float] | None = None
-    rerank_score: float | None = None
-    superseded_by: str | None = Field(
+    highlights: IfAny[dict[str, list[str]]] = None
+    embedding: IfAny[list[float]] = None
+    rerank_score: IfAny[float] = None
+    superseded_by: IfAny[str] = Field(
         None, description="The newest hit that says the same thing, by decay 'auto'."
     )
-    supersedes: list[str] | None = Field(
+    supersedes: IfAny[list[str]] = Field(
         None, description="The older ones among the best hits that say the same thing, by decay 'auto'."
     )
-    recency: str | None = Field(
+    recency: IfAny[str] = Field(
         None, description="What decay 'auto' did with this hit; where it did something, or with `explain`."
     )
-    near_duplicates: list[str] | None = Field(None, description="Ids dropped as near duplicates of this hit.")
-    additive: dict[str, float] | None = Field(None, description="The terms of an additive score.")
-    feedback: HitFeedback | None = Field(None, description="What votes on it count, where `feedback` is on.")
-
-    @model_serializer(mode="wrap")
-    def _lean(self, handler: Any) -> dict[str, Any]:
-        return {k: v for k, v in handler(self).items() if v is not None or k not in OPTIONAL_IN_HIT}
-
-
-OPTIONAL_IN_RESULT = ("explain", "recency", "profile", "search_id", "rewrites", "suggestions")
+    near_duplicates: IfAny[list[str]] = Field(None, description="Ids dropped as near duplicates of this hit.")
+    additive: IfAny[dict[str, float]] = Field(None, description="The terms of an additive score.")
+    feedback: IfAny[HitFeedback] = Field(None, description="What votes on it count, where `feedback` is on.")
 
 
 class SearchResult(Value):
@@ -1559,23 +1529,19 @@ class SearchResult(Value):
     cursor: str | None
     routes: dict[str, RouteStatus]
     hits: list[Hit]
-    explain: dict[str, Any] | None = None
-    recency: RecencyDecision | None = Field(
+    explain: IfAny[dict[str, Any]] = None
+    recency: IfAny[RecencyDecision] = Field(
         None, description="What decay 'auto' decided; absent where it is not in use."
     )
-    profile: Ranked | None = Field(
+    profile: IfAny[Ranked] = Field(
         None, description="Which profile ranked this, and the arm that chose it; absent where none did."
     )
-    search_id: str | None = Field(None, description="Where the search is logged: what feedback refers to.")
-    rewrites: list[Rewrite] | None = Field(
+    search_id: IfAny[str] = Field(None, description="Where the search is logged: what feedback refers to.")
+    rewrites: IfAny[list[Rewrite]] = Field(
         None, description="What was searched for beside the query's own words; left out where nothing was."
     )
 
-    suggestions: list[Suggestion] | None = Field(
+    suggestions: IfAny[list[Suggestion]] = Field(
         None,
         description="Other spellings of the query that documents within its filters have, the likeliest first.",
     )
-
-    @model_serializer(mode="wrap")
-    def _lean(self, handler: Any) -> dict[str, Any]:
-        return {k: v for k, v in handler(self).items() if v is not None or k not in OPTIONAL_IN_RESULT}

@@ -36,7 +36,6 @@ from app.planning import (
     Pinned,
     Plan,
     PlannedRoute,
-    age_days,
     fetch_body,
     id_of,
     make_plan,
@@ -65,7 +64,7 @@ from app.stages import (
     rated,
     with_share,
 )
-from app.times import format_instant, from_ms, parse_instant, to_ms
+from app.times import DAY_MS, format_instant, from_ms, to_ms
 
 DEFAULT_TIMEOUT_S = 10.0
 REWRITE_SHARE = 0.5
@@ -804,7 +803,7 @@ def _result(
         factors = [
             item.factor
             for item in outcome.page
-            if item.factor is not None and item.aged and not item.evergreen
+            if item.factor is not None and item.aged_ms is not None and not item.evergreen
         ]
         misfit = decay.misfit(plan.base_decay, factors)
         if misfit is not None:
@@ -884,7 +883,6 @@ def _hit(run: Run, item: Placed, outcome: _Outcome) -> Hit:
     text, start, end = passage["text"], passage["start"], passage["end"]
     if search.neighbours and passage["number"] is not None:
         text, start, end = _with_neighbours(source, passage, search.neighbours)
-    created = source.get(fields.CREATION_TIME)
     others = {name: source[name] for name in HIT_FIELDS if name in source and chosen(name)}
     return Hit(
         id=item.id,
@@ -892,10 +890,10 @@ def _hit(run: Run, item: Placed, outcome: _Outcome) -> Hit:
         fused_score=item.fused_score,
         title=source.get(fields.TITLE) if chosen(fields.TITLE) else None,
         text=text if chosen(fields.TEXT) else None,
-        creation_time=None if created is None else parse_instant(created),
+        creation_time=None if item.created_ms is None else from_ms(item.created_ms),
         metadata=source.get(fields.METADATA, {}) if chosen(fields.METADATA) else None,
         fields=others,
-        age_days=age_days(plan, source),
+        age_days=None if item.aged_ms is None else (plan.origin_ms - item.aged_ms) / DAY_MS,
         relevance=passage["relevance"],
         decay=item.factor,
         evergreen=item.evergreen,

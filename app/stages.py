@@ -42,8 +42,8 @@ class Placed:
     decayed_in_routes: bool
     tail: bool = False
     """Held only by the lists of a page longer than the window: no stage may let it change the head."""
-    aged: bool = True
-    """Has the date by which the request's decay ages it."""
+    aged_ms: int | None = None
+    """The date by which the request's decay ages it."""
     rerank_score: float | None = None
     near_duplicates: list[str] | None = None
     additive: dict[str, float] | None = None
@@ -233,7 +233,7 @@ def _place(
         key=item.key, id=candidate.id, chunk=candidate.chunk, score=item.score,
         fused_score=item.score if terms is not None else item.fused_score,
         created_ms=candidate.created_ms, factor=factor, evergreen=candidate.evergreen, fused=item, held=held,
-        decayed_in_routes=plan.placement == "route", aged=candidate.aged_ms is not None, additive=terms,
+        decayed_in_routes=plan.placement == "route", aged_ms=candidate.aged_ms, additive=terms,
     )  # fmt: skip
 
 

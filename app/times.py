@@ -133,10 +133,7 @@ def within_calendar(ms: int) -> int:
 
 def format_instant(moment: datetime) -> str:
     """Return `2026-01-31T00:00:00.000Z`."""
-    return (
-        moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.").rjust(20, "0")
-        + f"{moment.microsecond // 1000:03d}Z"
-    )
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def _whole_ms(moment: datetime) -> datetime:
