@@ -10,7 +10,7 @@ import base64
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
 from urllib.parse import quote, urlencode, urlsplit
@@ -941,10 +941,8 @@ class Cluster:
         target = f"{path}?{urlencode(params)}" if params else path
         retry = False
         while True:
-            async with AsyncExitStack() as held:
-                call = Call()
-                if guarded:
-                    call = await held.enter_async_context(self._place(timeout_s, writes=writes, retry=retry))
+            place = self._place(timeout_s, writes=writes, retry=retry) if guarded else nullcontext(Call())
+            async with place as call:
                 try:
                     answer = await client.perform_request(
                         method, target, headers=headers, body=body, endpoint_id=_endpoint(method, path)

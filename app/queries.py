@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from app import fields
@@ -48,10 +48,13 @@ def _is_cjk(char: str) -> bool:
 
 
 def _cost_of(word: str) -> int:
+    if word.isascii() and word.isalnum():
+        return 1 + len(word) // 255
     # Punctuation splits a "word" into several terms, and 255 characters are the longest term.
     return sum(map(_is_cjk, word)) + 1 + sum(not char.isalnum() for char in word) + len(word) // 255
 
 
+@lru_cache(maxsize=64)  # one search asks for its query's words once per route and once for its page
 def lexical_words(text: str) -> tuple[str, bool]:
     """Return the text with repeated words dropped and cut to the words BM25 can take, and whether it was cut.
 
