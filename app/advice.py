@@ -255,6 +255,7 @@ def _stage_advice(plan: Plan, standing: Standing, told: Mapping[Any, WhyStage]) 
     search, takes = plan.search, []
     page = standing.final[: search.top_k]
     rerank, dedup, mmr = told.get("rerank"), told.get("dedup"), told.get("mmr")
+    recency = told.get("recency")
     if rerank is not None and rerank.before is not None and search.rerank is not None:
         if rerank.after is None:
             wanted = (
@@ -271,6 +272,13 @@ def _stage_advice(plan: Plan, standing: Standing, told: Mapping[Any, WhyStage]) 
             takes.append(
                 f"{rerank.note}; the page's last hit has a score of {page[-1].score:.3g}. Reranking fewer than "
                 f"{rerank.before} `candidates`, or a text that answers the query more plainly, would change that"
+            )
+    if recency is not None and recency.before is not None:
+        if recency.after is None:
+            takes.append(f"{recency.note}; drop `fold_superseded` to have it as a hit of its own")
+        elif recency.before <= search.top_k < recency.after:
+            takes.append(
+                f"{recency.note}; with `decay`: 'off', or if it were `evergreen`, it would keep place {recency.before}"
             )
     if dedup is not None and dedup.before is not None and dedup.after is None:
         takes.append(

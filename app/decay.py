@@ -244,19 +244,23 @@ def scored(query: dict[str, Any], decay: ResolvedDecay, *, origin_ms: int) -> di
 
 
 def misfit(decay: ResolvedDecay, factors: list[float]) -> str | None:
-    """Return a warning if the scale does not fit the ages on the page: every factor 1, or every one at the floor."""
+    """Return a warning if the scale does not fit the candidates' ages: every factor 1, or every one at the floor.
+
+    `factors` are those of all dated candidates: a page may well hold the young ones alone, since that is what decay does.
+    """
     if len(factors) < 2 or decay.shape in ("none", "step"):
         return None
     scale = format_duration(decay.scale_ms)
     if min(factors) > 1 - 1e-3 * (1 - decay.floor):
         return (
-            f"the decay changes nothing here: all {len(factors)} dated hits have a factor of about 1, since they are young "
+            f"the decay changes nothing here: all {len(factors)} dated candidates have a factor of about 1, since they are young "
             f"against its scale of {scale}; strengthen it (a shorter `half_life` or `scale`, a higher `rate`)"
         )
     if decay.floor < 1 and max(factors) < decay.floor + 1e-6:
         return (
-            f"the decay tells no ages apart: all {len(factors)} dated hits are at its floor of {decay.floor:g}, since they "
+            f"the decay tells no ages apart: all {len(factors)} dated candidates are at its floor of {decay.floor:g}, since they "
             f"are old against its scale of {scale}; weaken it (a longer `half_life` or `scale`, a lower `rate`)"
             + ("" if decay.shape == "exp" else ", or use kind 'exp', which reaches its floor last")
+            + ", or leave `decay` out for 'auto'"
         )
     return None

@@ -40,6 +40,7 @@ MAX_CONDITIONS = 256
 (the key's, the request's, the route's). Values in a list cost none: they are one `terms` clause."""
 
 OPERATORS = ("gt", "gte", "lt", "lte", "in", "ne", "exists")
+CONNECTIVES = ("and", "or", "not")
 _RANGE = ("gt", "gte", "lt", "lte")
 _OPERATORS_TEXT = ", ".join(OPERATORS)
 _MIN_LONG, _MAX_LONG = -(2**63), 2**63 - 1
@@ -196,7 +197,7 @@ class _Reader:
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise _refuse(path, f"has a key that is not text: {_described(key)}", "name fields by text")
-            inner_path = f"{path}.{_shown(key)}"
+            inner_path = f"{path}.{shown(key)}"
             if key == "and":
                 for group in self.group(inner, inner_path, depth=depth):
                     parts.extend(group.parts)
@@ -206,6 +207,12 @@ class _Reader:
                 if isinstance(inner, list | tuple):
                     raise _refuse(inner_path, "takes one filter, not a list", "write {'not': {'or': [ … ]}}")
                 parts.append(Not(inner_path, self.read(inner, inner_path, depth=depth + 1)))
+            elif (meant := connective(key)) is not None and _holds_filters(inner):
+                raise _refuse(
+                    inner_path,
+                    "is no connective of this language",
+                    f"did you mean `{meant}`? A metadata key of that name is written 'metadata.{shown(key)}'",
+                )
             else:
                 parts.extend(self.test(key, inner, inner_path))
         return AllOf(path, tuple(parts))
@@ -229,12 +236,14 @@ class _Reader:
             yield self.one_of(field, [value], path, listed=False)
 
     def operators(self, field: Field, value: Mapping[Any, Any], path: str) -> Iterator[Condition]:
-        unknown = [_shown(str(key)) for key in value if key not in OPERATORS]
+        unknown = [shown(str(key)) for key in value if key not in OPERATORS]
         if unknown:
+            meant = unknown[0].removeprefix("$").lower()
             raise _refuse(
                 path,
                 f"has unknown operators: {', '.join(unknown[:5])}",
-                f"the operators are {_OPERATORS_TEXT}; equality is the value itself; a key inside metadata is "
+                (f"did you mean `{meant}`? " if meant in OPERATORS else "")
+                + f"the operators are {_OPERATORS_TEXT}; equality is the value itself; a key inside metadata is "
                 "written with dots ('a.b')",
             )
         if not value:
@@ -292,7 +301,7 @@ class _Reader:
             return Within(path, field, dict(bounds))
         if field.kind == "any":
             key = field.indexed[0].removeprefix(_METADATA_PREFIX)
-            remedy = f"declare '{_shown(key)}' for the collection as long, double, date or keyword, and index it again"
+            remedy = f"declare '{shown(key)}' for the collection as long, double, date or keyword, and index it again"
             if "." in key or key in fields.RESERVED:
                 remedy = (
                     "store it under a top-level metadata key of its own and declare that for the collection"
@@ -359,7 +368,7 @@ def _field(name: str, declared: Mapping[str, DeclaredType], path: str) -> Field:
         raise _refuse(
             path,
             "is no field that filters test",
-            f"write 'metadata.{_shown(name)}' for a metadata key of that name"
+            f"write 'metadata.{shown(name)}' for a metadata key of that name"
             + (", or 'id'" if name == fields.DOCUMENT_ID else ""),
         )
     if name == fields.METADATA:
@@ -523,7 +532,7 @@ def _as_text(value: Any) -> str:
     return f'write it as text: "{_json(value)}"'
 
 
-def _shown(key: str) -> str:
+def shown(key: str) -> str:
     """Return the key as an error may carry it: short, and encodable whatever it holds."""
     short = key if len(key) <= 80 else f"{key[:79]}…"
     return short.encode("utf-8", "backslashreplace").decode()
@@ -540,6 +549,36 @@ def _described(value: Any) -> str:
 
 def _refuse(path: str, problem: str, remedy: str) -> InvalidRequest:
     return InvalidRequest(f"`{path}` {problem}", field=path, remedy=remedy)
+
+
+def connective(key: str) -> str | None:
+    """Return the connective that a key spells in another language's way: `$and`, `AND`."""
+    meant = key.removeprefix("$").lower()
+    return meant if meant in CONNECTIVES and key not in CONNECTIVES else None
+
+
+def _holds_filters(value: Any) -> bool:
+    """Tell whether a value can only be meant as filters, or lists nothing: no metadata is tested by it."""
+    if isinstance(value, list | tuple):
+        return not value or any(isinstance(inner, Mapping) for inner in value)
+    return isinstance(value, Mapping) and not any(key in OPERATORS for key in value)
+
+
+def undeclared_keys(condition: Condition) -> list[str]:
+    """Return the metadata keys that a filter names and nobody declared, in its order: what a slip of the pen looks like."""
+    match condition:
+        case AllOf(parts=parts) | AnyOf(parts=parts):
+            return list(dict.fromkeys(key for part in parts for key in undeclared_keys(part)))
+        case Not(part=part):
+            return undeclared_keys(part)
+        case _:
+            named = condition.field
+            return [named.indexed[0].removeprefix(_METADATA_PREFIX)] if named.kind == "any" else []
+
+
+def has_key(key: str) -> dict[str, Any]:
+    """Return the clause that holds for documents with this metadata key."""
+    return _exists(_METADATA_PREFIX + key)
 
 
 # --- to Elasticsearch --------------------------------------------------------------------------------------------------

@@ -651,7 +651,8 @@ class Search(Query):
     )
     fold_superseded: bool = Field(
         False,
-        description="With decay 'auto': leave out the hits that a newer one supersedes, and name them in its `supersedes`.",
+        description="With decay 'auto': leave out the hits that a newer one supersedes, and name them in its `supersedes`. "
+        "Refused beside another `decay`, since nothing is superseded then.",
     )
     profile: ProfileName | None = Field(
         None,
@@ -734,6 +735,12 @@ class Search(Query):
             raise invalid(
                 f"`fields` names '{unknown[0][:40]}', which no hit has: choose from {', '.join(HIT_NAMES)}"
             )
+        if self.fold_superseded and self.decay not in (None, "auto"):
+            raise invalid(
+                "`fold_superseded` is set, but only decay 'auto' finds what is superseded: ask for `decay`: 'auto', or drop it"
+            )
+        if self.fold_superseded and not self.collapse:
+            raise invalid("`fold_superseded` compares documents, not chunks: drop it, or `collapse`: false")
         if self.rerank and self.mmr:
             raise invalid("`rerank` and `mmr` both order the head: choose one")
         if self.rerank and self.rerank.top_n is not None and self.rerank.top_n > self.rerank.candidates:

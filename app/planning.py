@@ -133,6 +133,9 @@ class Plan:
         request.pop("profile", None)
         # Its routes stand among the request's: no page after the first asks the model again.
         request.pop("rewrite", None)
+        if not self.compares:
+            # Idle beside the profile's decay, and refused beside the one that is written out here.
+            request.pop("fold_superseded", None)
         chosen = profile.decay if self.search.decay is None else self.search.decay
         request["decay"] = (
             chosen.model_dump(mode="json", exclude_none=True)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 from pydantic import ValidationError
 
-from app import catalog, decay, experiments, fields, names, observing, queries, spelling
+from app import catalog, caveats, experiments, fields, names, observing, queries, spelling
 from app import cursor as cursors
 from app.elastic import Cluster
 from app.embedding import Embedder
@@ -290,6 +290,11 @@ async def _answer(
         finished = await _finish(live, doors=doors, caller=caller)
         suggested = await suggest(
             [run for run in live if isinstance(finished[id(run)], _Outcome)], doors=doors, caller=caller
+        )
+        await look_closer(
+            [(run, out) for run in live if isinstance(out := finished[id(run)], _Outcome)],
+            doors=doors,
+            caller=caller,
         )
         answers: list[SearchResult | HalflifeError] = []
         for entry in entries:
@@ -788,6 +793,29 @@ async def suggest(runs: Sequence[Run], *, doors: Doors, caller: Caller) -> dict[
     return {key: found for key, found in made.items() if found or key in asked_for}
 
 
+async def look_closer(outcomes: Sequence[tuple[Run, _Outcome]], *, doors: Doors, caller: Caller) -> None:
+    """Warn, where a first page or one of its routes is empty, of what may be the cause: one more request for them all."""
+    asked = [
+        (run, wanted)
+        for run, out in outcomes
+        if run.offset == 0 and not run.degraded and run.remaining_s() > SUGGEST_LEFT_S
+        and (wanted := caveats.lookup(run.plan, found=bool(out.order), answers=run.answers, vectors=run.vectors))
+    ]  # fmt: skip
+    try:
+        told = await _search_all(
+            [(run, body) for run, wanted in asked for body in wanted.bodies], doors=doors, caller=caller
+        )
+    except HalflifeError:
+        return  # the answer is whole without it
+    at = 0
+    for run, wanted in asked:
+        part = told[at : at + len(wanted.bodies)]
+        at += len(wanted.bodies)
+        answers = [each for each in part if not isinstance(each, HalflifeError)]
+        if len(answers) == len(part):
+            run.warnings += caveats.read(run.plan, wanted, answers)
+
+
 def _result(
     run: Run,
     outcome: _Outcome,
@@ -799,15 +827,7 @@ def _result(
     plan = run.plan
     observing.answered(candidates=len(outcome.order), degraded=run.degraded, hits=len(outcome.page))
     warnings = list(dict.fromkeys(run.warnings))
-    if plan.base_decay is not None and outcome.page:
-        factors = [
-            item.factor
-            for item in outcome.page
-            if item.factor is not None and item.aged_ms is not None and not item.evergreen
-        ]
-        misfit = decay.misfit(plan.base_decay, factors)
-        if misfit is not None:
-            warnings.append(misfit)
+    warnings += caveats.of_options(plan, outcome.order)
     statuses = {
         route.name: with_share(
             run.statuses.get(route.name, RouteStatus(status="skipped")), outcome.order, route.name

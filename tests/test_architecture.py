@@ -65,7 +65,13 @@ ROOMS = (
         },
     ),
     # Between them: it reads what the steps made, and is read by the use case that explains.
-    Row("words", {"advice": "what one document's figures mean, in sentences, and what would lift it"}),
+    Row(
+        "words",
+        {
+            "advice": "what one document's figures mean, in sentences, and what would lift it",
+            "caveats": "what a whole answer warns of: options that did nothing, what may be wrong where nothing was found",
+        },
+    ),
     # Below the use cases, which share them: paging, batches, `why` and every kind of write go through the same steps.
     Row(
         "steps",

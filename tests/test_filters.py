@@ -241,6 +241,11 @@ def nested(levels: int) -> dict[str, Any]:
         pytest.param({"lang": {"gt": "a"}}, "filter.lang.gt", "names without an order", id="range-keyword"),
         pytest.param({"id": {"lte": "a"}}, "filter.id.lte", "names without an order", id="range-id"),
         pytest.param({"open": {"lt": True}}, "filter.open.lt", "range on a boolean", id="range-boolean"),
+        # Another language's words.
+        pytest.param({"$and": []}, "filter.$and", "no connective", id="dollar-and"),
+        pytest.param({"$or": [{"lang": "en"}]}, "filter.$or", "no connective", id="dollar-or"),
+        pytest.param({"NOT": {"lang": "en"}}, "filter.NOT", "no connective", id="capital-not"),
+        pytest.param({"lang": {"$gte": 1}}, "filter.lang", "unknown operators", id="dollar-operator"),
         # What can't be in an index.
         pytest.param({"metadata": {"a": 1}}, "filter.metadata", "names no metadata key", id="metadata-object"),
         pytest.param({"metadata": "x"}, "filter.metadata", "names no metadata key", id="metadata-value"),
@@ -268,6 +273,21 @@ def test_refusals(value: Any, path: str, words: str):
     assert f"`{path}`" in error.detail
     assert error.remedy
     json.dumps(error.problem(), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    "value, meant",
+    [({"$and": []}, "and"), ({"Or": [{"a": 1}]}, "or"), ({"lang": {"$in": ["a"]}}, "in")],
+    ids=str,
+)
+def test_a_word_of_another_language_is_answered_with_ours(value: Any, meant: str):
+    error = refusal(value)
+    assert error is not None
+    assert (error.remedy or "").startswith(f"did you mean `{meant}`?")
+
+
+def test_metadata_may_be_called_like_an_operator():
+    assert compile_filter({"$and": "a"}, declared={}) == compile_filter({"metadata.$and": "a"}, declared={})
 
 
 @pytest.mark.parametrize(

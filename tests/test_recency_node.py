@@ -210,6 +210,9 @@ async def test_why_accounts_for_the_same_order(asker: Asker, options: dict[str, 
             assert stage.note == "no other of the best candidates says the same thing"
         elif options.get("fold_superseded") and name == "rule-2019":
             assert (stage.after, stage.note) == (None, "folded into 'rule-2023', which supersedes it")
+            assert told.what_it_takes == [
+                "folded into 'rule-2023', which supersedes it; drop `fold_superseded` to have it as a hit of its own"
+            ]
         else:
             assert "3 that say the same thing" in stage.note
 

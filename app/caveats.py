@@ -1,0 +1,150 @@
+"""What an answer warns of: options that did nothing, and what may be wrong where nothing was found.
+
+Pure: sentences out of a plan, its lists, and for an answer without hits out of one more request, whose bodies are made
+here. That request looks within the key's filter only, so that it tells of nothing that a search could not find.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app import decay, fields, filters, queries
+from app.planning import Plan, RouteAnswer
+from app.stages import Placed
+
+MOST_KEYS: Final = 5
+"""Metadata keys of a filter that are looked for where it leaves nothing."""
+SAMPLED: Final = 10
+"""Documents whose metadata is read for the key that may be meant."""
+LIKE: Final = 0.6
+"""Likeness from which a key is suggested for another, as `difflib` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What is asked where nothing was found: a body for each key, one for keys to suggest, one for the nearest document."""
+
+    keys: tuple[str, ...]
+    nearest: bool
+    bodies: tuple[dict[str, Any], ...]
+
+
+def of_options(plan: Plan, order: Sequence[Placed]) -> list[str]:
+    """Return warnings of a decay that fits no age among the candidates, and of options that this search leaves idle."""
+    told = []
+    if plan.base_decay is not None and order:
+        # Of the window, not of a page: a decay that sends the old ones off the page has changed a lot.
+        factors = [
+            item.factor
+            for item in order
+            if item.factor is not None and item.aged_ms is not None and not item.evergreen and not item.tail
+        ]
+        misfit = decay.misfit(plan.base_decay, factors)
+        if misfit is not None:
+            told.append(misfit)
+    if plan.search.fold_superseded and not plan.compares:
+        told.append(
+            "`fold_superseded` does nothing here: the decay of this search is not 'auto' (a profile, or a route of its own, "
+            "has another); ask for `decay`: 'auto', or drop it"
+        )
+    return told
+
+
+# --- where nothing was found -----------------------------------------------------------------------------------------
+
+
+def lookup(
+    plan: Plan,
+    *,
+    found: bool,
+    answers: Mapping[str, RouteAnswer],
+    vectors: Mapping[str, queries.Vector],
+) -> Lookup | None:
+    """Return what to ask of a search that found nothing, or a route of which did; None if nothing could come of it."""
+    declared = plan.collection.declared
+    asked = [] if found else [plan.search.filter]
+    asked += [
+        route.asked.filter
+        for route in plan.routes
+        if (answer := answers.get(route.name)) is not None and not answer.candidates
+    ]
+    keys = list(
+        dict.fromkeys(
+            key
+            for each in asked
+            if each
+            for key in filters.undeclared_keys(filters.parse_filter(each, declared=declared))
+        )
+    )[:MOST_KEYS]
+    forced = list(plan.filters[: plan.forced])
+    bodies: list[dict[str, Any]] = [
+        {"size": 0, "terminate_after": 1, "query": {"bool": {"filter": [*forced, filters.has_key(key)]}}}
+        for key in keys
+    ]
+    if keys:
+        bodies.append(
+            {
+                "size": SAMPLED,
+                "track_total_hits": False,
+                "query": {"bool": {"filter": forced}},
+                "_source": [fields.METADATA],
+            }
+        )
+    vector = vectors.get(plan.search.query)
+    nearest = not found and plan.search.min_relevance is not None and vector is not None
+    if nearest:
+        assert vector is not None
+        near = queries.vector_query(vector, k=1, num_candidates=plan.window, filters=plan.filters)
+        bodies.append({"size": 1, "track_total_hits": False, "query": near, "_source": False})
+    return Lookup(tuple(keys), nearest, tuple(bodies)) if bodies else None
+
+
+def read(plan: Plan, asked: Lookup, answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the warnings that the lookup's answers give."""
+    told = []
+    if asked.keys:
+        known = [
+            *(name for name in fields.RESERVED),
+            *plan.collection.declared,
+            *(key for hit in answers[len(asked.keys)]["hits"]["hits"] for key in _keys_of(hit)),
+        ]
+        told += [
+            _unknown(key, dict.fromkeys(known), forced=bool(plan.forced))
+            for key, answer in zip(asked.keys, answers, strict=False)
+            if answer["hits"]["total"]["value"] == 0
+        ]
+    if asked.nearest:
+        hits = answers[-1]["hits"]["hits"]
+        least = plan.search.min_relevance
+        assert least is not None
+        cosine = queries.cosine_of(float(hits[0]["_score"]), plan.collection.similarity) if hits else None
+        if cosine is not None and cosine < least:
+            told.append(
+                f"`min_relevance` of {least:g} left nothing: the nearest document within the filters has a relevance of "
+                f"{max(0.0, cosine):.3f}; lower it, or leave it out and see the `relevance` of good and bad hits"
+            )
+    return told
+
+
+def _unknown(key: str, known: Mapping[str, None], *, forced: bool) -> str:
+    where = "no document that this key may see" if forced else "no document of the collection"
+    told = f"{where} has the metadata key `{filters.shown(key)}`"
+    meant = filters.connective(key)
+    if meant is None:
+        close = difflib.get_close_matches(key[:64], known, n=1, cutoff=LIKE)
+        meant = close[0] if close else None
+    return told if meant is None else f"{told}; did you mean `{filters.shown(meant)}`?"
+
+
+def _keys_of(hit: Mapping[str, Any]) -> Iterator[str]:
+    """Return the paths of a document's metadata, as filters name them."""
+    stack = [("", hit.get("_source", {}).get(fields.METADATA) or {})]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, Mapping):
+            stack.extend((f"{path}.{key}" if path else key, inner) for key, inner in value.items())
+        elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+            stack.extend((path, inner) for inner in value)
+        elif path:
+            yield path

@@ -1,0 +1,167 @@
+"""What an answer warns of, on a real node: mistyped keys, options that did nothing, thresholds that left nothing."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.elastic import Cluster
+from app.models import Collection, Profile, Search
+from app.times import format_instant, from_ms
+from tests.searching import DAY, NOW_MS, Asker, StandIn, drop_collection, ids, make_collection
+
+pytestmark = [pytest.mark.node]
+
+TEXT = {"kind": "text"}
+QUERY = "annual leave"
+
+GIVEN: list[dict[str, Any]] = [
+    {"id": "new", "text": "annual leave, now", "creation_time": "2025-01-01", "embedding": [1, 0, 0],
+     "metadata": {"team": "a", "place": {"city": "Bern"}, "$cost": "1"}},
+    {"id": "old", "text": "annual leave, annual leave", "creation_time": "2023-01-01", "embedding": [0.8, 0.6, 0],
+     "metadata": {"team": "b", "secret": "x"}},
+    {"id": "older", "text": "annual leave, annual leave, annual leave", "creation_time": "2022-01-01",
+     "embedding": [0.6, 0.8, 0], "metadata": {"team": "b"}},
+]  # fmt: skip
+
+
+@pytest.fixture
+async def collection(cluster: Cluster) -> AsyncIterator[Collection]:
+    made = await make_collection(cluster, GIVEN, dims=3, declared={"grade": "long"})
+    yield made
+    await drop_collection(cluster, made)
+
+
+@pytest.fixture
+def asker(cluster: Cluster, collection: Collection) -> Asker:
+    return Asker(cluster, collection, StandIn(dims=3, vectors={QUERY: [1, 0, 0]}))
+
+
+# --- keys that no document has ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"lagn": "zh"}, ["no document of the collection has the metadata key `lagn`; did you mean `lang`?"]),
+        ({"taem": "a"}, ["no document of the collection has the metadata key `taem`; did you mean `team`?"]),
+        ({"grad": 5}, ["no document of the collection has the metadata key `grad`; did you mean `grade`?"]),
+        ({"metadata.xyzzy": "a"}, ["no document of the collection has the metadata key `xyzzy`"]),
+        ({"place.ctiy": "Bern"},
+         ["no document of the collection has the metadata key `place.ctiy`; did you mean `place.city`?"]),
+        ({"$and": "a"}, ["no document of the collection has the metadata key `$and`; did you mean `and`?"]),
+        ({"or": [{"not": {"exits": "a"}, "team": "z"}]}, ["no document of the collection has the metadata key `exits`"]),
+        ({"team": "z"}, []),
+        ({"lang": "zh"}, []),
+        ({"$cost": "2"}, []),
+        ({"lagn": {"exists": False}}, []),
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_a_key_that_no_document_has_is_told_where_nothing_is_found(
+    asker: Asker, given: dict[str, Any], told: list[str]
+) -> None:
+    answer = await asker.ask(QUERY, filter=given)
+    assert ids(answer) == ([] if "exists" not in str(given) else ["new", "old", "older"])
+    assert answer.warnings == told
+
+
+async def test_a_routes_own_key_is_told_where_that_route_finds_nothing(asker: Asker) -> None:
+    answer = await asker.ask(QUERY, routes=[TEXT, {"kind": "text", "name": "own", "filter": {"taem": "a"}}])
+    assert len(answer.hits) == 3
+    assert answer.warnings == [
+        "no document of the collection has the metadata key `taem`; did you mean `team`?"
+    ]
+
+
+async def test_no_key_of_a_document_beyond_the_callers_filter_is_told(asker: Asker) -> None:
+    forced = [{"term": {"metadata.team": "a"}}]
+    answer = await asker.ask(QUERY, filter={"secret": "y"}, forced=forced)
+    assert answer.warnings == ["no document that this key may see has the metadata key `secret`"]
+    answer = await asker.ask(QUERY, filter={"secert": "y"}, forced=forced)
+    assert answer.warnings == ["no document that this key may see has the metadata key `secert`"]
+
+
+async def test_each_search_of_a_batch_is_told_its_own(asker: Asker) -> None:
+    answers = await asker.batch(
+        {"query": QUERY, "filter": {"lagn": "zh"}}, {"query": QUERY}, {"query": QUERY, "filter": {"xyzzy": 1}}
+    )
+    assert [len(each.warnings) for each in answers] == [1, 0, 1]  # type: ignore[union-attr]
+    assert "`xyzzy`" in answers[2].warnings[0]  # type: ignore[union-attr]
+
+
+# --- options that do nothing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"decay": "off"}, {"decay": {"half_life": "30d"}}, {"collapse": False}],
+    ids=str,
+)
+def test_folding_without_what_finds_the_superseded_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"`fold_superseded` .*drop it"):
+        Search.model_validate({"collection": "c", "query": "x", "fold_superseded": True, **options})
+
+
+@pytest.mark.parametrize("given", [{"decay": "off"}, {"decay": {"half_life": "30d"}}], ids=str)
+async def test_folding_beside_a_profiles_decay_is_told_to_do_nothing(asker: Asker, given: Any) -> None:
+    profiles = {"plain": Profile.model_validate(given)}
+    asker.collection = asker.collection.model_copy(update={"profiles": profiles, "default_profile": "plain"})
+    answer = await asker.ask(QUERY, routes=[TEXT], fold_superseded=True, top_k=1, paging=True)
+    assert len(answer.hits) == 1
+    assert any("`fold_superseded` does nothing here" in warning for warning in answer.warnings)
+    assert answer.cursor is not None
+    assert len((await asker.page(answer.cursor)).hits) == 1
+    folded = await asker.ask(QUERY, routes=[TEXT], fold_superseded=True, decay="auto")
+    assert not [warning for warning in folded.warnings if "fold_superseded" in warning]
+
+
+# --- a decay that does not fit ---------------------------------------------------------------------------------------
+
+
+async def test_a_decay_that_sent_the_old_off_the_page_is_not_told_to_do_nothing(cluster: Cluster) -> None:
+    # Of a page that a decay has filled with young documents alone, every factor is 1.
+    given = [
+        {"id": f"{name}-{at}", "text": "annual leave " * words, "embedding": [1, 0, 0],
+         "creation_time": _day(NOW_MS - age * DAY)}
+        for name, words, age in (("young", 1, 10), ("old", 3, 800)) for at in range(3)
+    ]  # fmt: skip
+    collection = await make_collection(cluster, given, dims=3)
+    asker = Asker(cluster, collection, StandIn(dims=3, vectors={QUERY: [1, 0, 0]}))
+    strong = {"scale": "30d", "decay": 0.3, "offset": "300d", "kind": "linear", "floor": 0}
+    answer = await asker.ask(QUERY, routes=[TEXT], decay=strong, top_k=3)
+    assert {hit.id.split("-")[0] for hit in answer.hits} == {"young"}
+    assert answer.warnings == []
+    weak = await asker.ask(QUERY, routes=[TEXT], decay={"half_life": "36500d"}, top_k=1, filter={"creation_time": {"gte": _day(NOW_MS - 20 * DAY)}})  # fmt: skip
+    assert ["changes nothing here: all 3 dated candidates" in each for each in weak.warnings] == [True]
+    floored = await asker.ask(
+        QUERY,
+        routes=[TEXT],
+        decay={"kind": "gauss", "scale": "7d"},
+        filter={"creation_time": {"lt": "2024-01-01"}},
+    )
+    assert ["leave `decay` out for 'auto'" in each for each in floored.warnings] == [True]
+    await drop_collection(cluster, collection)
+
+
+def _day(ms: int) -> str:
+    return format_instant(from_ms(ms))
+
+
+# --- thresholds ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_threshold_that_left_nothing_says_what_it_cut(asker: Asker) -> None:
+    beyond = {"team": "b"}
+    answer = await asker.ask(QUERY, filter=beyond, min_relevance=0.9)
+    assert answer.hits == []
+    [warning] = answer.warnings
+    assert warning.startswith(
+        "`min_relevance` of 0.9 left nothing: the nearest document within the filters has a relevance of 0.800; lower it"
+    )
+    assert (await asker.ask(QUERY, filter=beyond, min_relevance=0.7)).warnings == []
+    nothing = await asker.ask(
+        "xyzzy", filter=beyond, min_relevance=0.0, routes=[TEXT], query_vector=[1, 0, 0]
+    )
+    assert (nothing.hits, nothing.warnings) == ([], [])
