@@ -80,7 +80,20 @@ DecayOption = Annotated[
 AsOfOption = Annotated[
     str | None,
     typer.Option(
-        "--as-of", metavar="DATE", help="Rank as of this instant; later documents are hidden. Default: now."
+        "--as-of",
+        metavar="DATE",
+        help="Rank as of this instant, and hide documents created after it. Default: now; then none is hidden.",
+        show_default=False,
+    ),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        metavar="NAME",
+        help="One of the collection's ranking profiles; other options overrule what it says. Default: its default one.",
+        show_default=False,
     ),
 ]
 FilterOption = Annotated[
@@ -176,8 +189,13 @@ def up(
     r"""Start Elasticsearch, the embedder and the API here.
 
     In the foreground, Ctrl-C ends everything in order and a second Ctrl-C at once. A part that dies is started again on
-    its old port and data. Everything listens on loopback only and keeps its data in one folder, so that the next start
-    finds it. Where HALFLIFE_ELASTICSEARCH_URL or HALFLIFE_EMBEDDING_BASE_URL is set, that part is not started here.
+    its old port and data. All data lies in one folder, so that the next start finds it.
+
+    The API gets all HALFLIFE_… settings of the environment (the README lists them), keys among them: where there are keys,
+    the other commands need one too, as HALFLIFE_KEY or --key. Only these `up` sets itself, unless the environment does:
+    HALFLIFE_ELASTICSEARCH_URL and HALFLIFE_EMBEDDING_BASE_URL (a part that one of them names elsewhere is not started here)
+    and HALFLIFE_CURSOR_SECRET (kept in the folder). HALFLIFE_PORT is --port. Everything listens on loopback only, save that
+    HALFLIFE_HOST says where the API does; other addresses need keys.
 
     \b
     Examples:
@@ -185,6 +203,7 @@ def up(
       halflife up --detach --data ~/halflife --port 8090
       halflife up --nodes 3
       HALFLIFE_EMBEDDING_BASE_URL=https://api.openai.com/v1 halflife up
+      HALFLIFE_KEYS_FILE=keys.json halflife up --detach
 
     Exit codes: 0 ended or (--detach) ready, also if it ran already; 1 failed; 4 (--detach) it runs, but not all of it answers.
     """
@@ -208,7 +227,7 @@ def up(
             )
         health = stack.wait_until_healthy(options.data, say)
         if health.state is not None:
-            typer.echo("It runs already.")
+            typer.echo("It runs already, with the settings that it was started with.")
             print_urls(health.state)
             for name, fault in health.parts.items():
                 say(f"{name}: {fault}")
@@ -217,6 +236,7 @@ def up(
     if detach:
         state, _ = stack.launch(options, say)
         print_urls(state)
+        _say_keys()
         typer.echo(f"End it with `halflife down{data_argument(options.data)}`.")
         return 0
     from scripts.supervisor import supervise
@@ -224,6 +244,7 @@ def up(
     def ready(url: str) -> None:
         if (found := stack.running(options.data)) is not None:
             print_urls(found)
+        _say_keys()
         typer.echo("Ctrl-C ends it.")
 
     supervise(options, say, ready=ready)
@@ -526,6 +547,7 @@ def search(
         int, typer.Option("--top-k", "-k", min=1, max=10_000, metavar="N", help="Hits shown.")
     ] = 10,
     decay: DecayOption = None,
+    profile: ProfileOption = None,
     as_of: AsOfOption = None,
     only: FilterOption = None,
     body: BodyOption = None,
@@ -560,8 +582,12 @@ def search(
 ) -> int:
     r"""Search, and show why each hit stands where it does.
 
-    Each route's column gives the hit's rank there, its score and the factor that age multiplied into it. The last
-    column but those, `factor`, is the request's decay for that document; `evergreen` documents don't decay.
+    Each route's column gives the hit's rank there, its score and the factor that age multiplied into it. The column
+    before those, `factor`, is the request's decay for that document; `evergreen` documents don't decay.
+
+    Without --decay the line `time:` says what the service decided for this query (`recency` in the answer): off, equals
+    (newest first among hits that say the same thing), around (a time that the query names) or news. What it did with a
+    hit stands below that: ↑ newest of those that say the same thing, ↓ superseded by a newer one, ◷ factor by its date.
 
     \b
     Examples:
@@ -575,7 +601,14 @@ def search(
     from scripts import table
 
     request = search_request(
-        query, collection=collection, top_k=top_k, decay=decay, as_of=as_of, only=only, body=body
+        query,
+        collection=collection,
+        top_k=top_k,
+        decay=decay,
+        profile=profile,
+        as_of=as_of,
+        only=only,
+        body=body,
     )
     if explain or explain_cluster:
         request["explain"] = "cluster" if explain_cluster else True
@@ -612,6 +645,7 @@ def why(
         int, typer.Option("--top-k", "-k", min=1, max=10_000, metavar="N", help="The page's hits.")
     ] = 10,
     decay: DecayOption = None,
+    profile: ProfileOption = None,
     as_of: AsOfOption = None,
     only: FilterOption = None,
     body: BodyOption = None,
@@ -628,12 +662,19 @@ def why(
     Example:
       halflife why "carry over leave" leave-policy-2021 -c handbook --decay 180d
 
-    Exit codes: 0 answered; 1 refused, or there is no such document; 3 nobody answers.
+    Exit codes: 0 answered; 1 refused, or there is no such document (told all the same); 3 nobody answers.
     """
     from scripts import table
 
     request = search_request(
-        query, collection=collection, top_k=top_k, decay=decay, as_of=as_of, only=only, body=body
+        query,
+        collection=collection,
+        top_k=top_k,
+        decay=decay,
+        profile=profile,
+        as_of=as_of,
+        only=only,
+        body=body,
     )
     with Client(find_url(url, data_folder(data)), key=key) as client:
         answer = client.why({**request, "id": document})
@@ -641,7 +682,7 @@ def why(
         typer.echo(json.dumps(answer, ensure_ascii=False))
     else:
         table.console().print(table.account(answer))
-    return 0
+    return 0 if answer["exists"] else FAILED
 
 
 def search_request(
@@ -650,6 +691,7 @@ def search_request(
     collection: str,
     top_k: int,
     decay: str | None = None,
+    profile: str | None = None,
     as_of: str | None = None,
     only: str | None = None,
     body: str | None = None,
@@ -659,6 +701,8 @@ def search_request(
     request |= {"query": query, "collection": collection, "top_k": top_k}
     if decay is not None:
         request["decay"] = parse_decay(decay)
+    if profile is not None:
+        request["profile"] = profile
     if as_of is not None:
         request["as_of"] = as_of
     if only is not None:
@@ -766,6 +810,15 @@ def print_urls(state: State) -> None:
     more = f"   ({state.nodes} nodes)" if state.nodes > 1 else ""
     typer.echo(f"elasticsearch  {state.elasticsearch}{more}")
     typer.echo(f"embedder       {state.embedder}")
+
+
+def _say_keys() -> None:
+    """Say that the stack that was started from this environment asks for a key, if it does."""
+    from scripts.client import KEY_VARIABLE
+    from scripts.supervisor import keyed
+
+    if keyed(os.environ):
+        typer.echo(f"keys           on: other commands send one as {KEY_VARIABLE} or --key")
 
 
 def data_argument(folder: Path) -> str:

@@ -6,6 +6,7 @@ Returns plain JSON as the API sent it and prints nothing. Retries only what its 
 import math
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,19 @@ _WRITE_TIMEOUT_S = 600.0
 _READ_TIMEOUT_S = 90.0
 _LONGEST_PAUSE_S = 30.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+# What fields of a request are called on the command line.
+_OPTIONS = {
+    "as_of": "--as-of", "collection": "--collection", "decay": "--decay", "declared": "--declare", "filter": "--filter",
+    "profile": "--profile", "refresh_interval": "--refresh-interval", "top_k": "--top-k",
+}  # fmt: skip
+_REMEDIES = (
+    (
+        re.compile(r"create it with PUT /v1/collections/(\S+)"),
+        r"make it with `halflife load PATH… -c \1` or `halflife collections create \1`; `halflife collections list` lists all",
+    ),
+    (re.compile(r"send a key as `Authorization: Bearer …`"), f"give a key as {KEY_VARIABLE} or --key"),
+)
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -55,11 +69,20 @@ class ApiProblem(ApiError):
         field = problem.get("field")
         told = f"{title}: {detail}" if detail and detail != title else title
         if field and f"`{field}" not in told and not detail.startswith(str(field)):
-            told += f" (field `{field}`)"
+            option = _OPTIONS.get(str(field).partition(".")[0])
+            told += f" ({f'{option}, ' if option else ''}field `{field}`)"
         # An answer to invalid input may list more faults than the first.
         more = [item for item in problem.get("errors", [])[1:] if isinstance(item, dict)]
         told += "".join(f"\n  also {item.get('field')}: {item.get('detail')}" for item in more)
-        super().__init__(told, remedy=problem.get("remedy"))
+        super().__init__(told, remedy=_as_commands(problem.get("remedy")))
+
+
+def _as_commands(remedy: str | None) -> str | None:
+    """Return a remedy of the API's, which speaks of HTTP, with the commands and options that do the same."""
+    for request, command in _REMEDIES:
+        if remedy is not None:
+            remedy = request.sub(command, remedy)
+    return remedy
 
 
 def find_url(chosen: str | None, data: Path) -> str:

@@ -101,7 +101,7 @@ def show(
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    r"""Describe a collection: documents, chunks, size, ages, options, ranking profiles.
+    r"""Describe a collection: documents, chunks, size, ages, options, ranking profiles, the experiment that runs.
 
     \b
     Example:
@@ -245,8 +245,22 @@ def described(found: Mapping[str, Any]) -> list[str]:
         lines.append("  declared   " + ", ".join(f"{key}: {kind}" for key, kind in found["declared"].items()))
     for name, profile in found["profiles"].items():
         mark = " (default)" if name == found["default_profile"] else ""
-        lines.append(f"  profile    {name}{mark}: {json.dumps(profile, ensure_ascii=False)}")
+        lines.append(f"  profile    {name}{mark}: {json.dumps(lean(profile), ensure_ascii=False)}")
+    if experiment := found.get("experiment"):
+        arms = ", ".join(
+            f"{arm['percent']:g} % {arm['profile']}"
+            + (f" (as {arm['name']})" if arm.get("name") not in (None, arm["profile"]) else "")
+            for arm in experiment["arms"]
+        )
+        lines.append(f"  experiment {experiment['name']}, dealt by {experiment['by']}: {arms}")
     return lines
+
+
+def lean(value: Any) -> Any:
+    """Return a stored value without what it leaves open, as a request would say it."""
+    if isinstance(value, dict):
+        return {name: lean(each) for name, each in value.items() if each is not None}
+    return [lean(each) for each in value] if isinstance(value, list) else value
 
 
 def _options(

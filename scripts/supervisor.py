@@ -41,7 +41,9 @@ from scripts.stack import (
 HOST = "127.0.0.1"
 ELASTICSEARCH_VARIABLE = "HALFLIFE_ELASTICSEARCH_URL"
 EMBEDDER_VARIABLE = "HALFLIFE_EMBEDDING_BASE_URL"
+HOST_VARIABLE = "HALFLIFE_HOST"
 KEY_VARIABLES = ("HALFLIFE_KEYS", "HALFLIFE_KEYS_FILE")
+SECRETS_VARIABLE = "HALFLIFE_SECRETS_DIR"
 SECRET_VARIABLE = "HALFLIFE_CURSOR_SECRET"  # noqa: S105 - the name of a variable, not its value
 
 # The first start of the embedder builds its graph; later ones take a second.
@@ -77,15 +79,17 @@ class Program:
         question: str,
         log: Path,
         environment: Mapping[str, str] | None = None,
+        host: str = HOST,
     ) -> None:
-        """`question` is the path to GET until it answers 200."""
+        """`question` is the path to GET until it answers 200, `host` where it is asked."""
         self.name, self.command, self.port, self.question, self.log = name, command, port, question, log
+        self.host = host
         self.environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -322,10 +326,11 @@ class Supervisor:
             ELASTICSEARCH_VARIABLE: os.environ.get(ELASTICSEARCH_VARIABLE) or ",".join(self._node_urls()),
             EMBEDDER_VARIABLE: os.environ.get(EMBEDDER_VARIABLE) or f"{self._embedder_url()}/v1",
             SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or self._cursor_secret(),
-            # The local stack serves loopback and asks for no key, whatever a service elsewhere is given.
-            **dict.fromkeys(KEY_VARIABLES, ""),
         }
-        command = python_command("scripts.serving", "--host", HOST, "--port", str(port), "--end-with-stdin")
+        listening = os.environ.get(HOST_VARIABLE) or HOST
+        command = python_command(
+            "scripts.serving", "--host", listening, "--port", str(port), "--end-with-stdin"
+        )
         self.report("Starting the API.")
         self.api = Program(
             "api",
@@ -334,6 +339,7 @@ class Supervisor:
             question="/readyz",
             log=_fresh(self.logs / "api.log"),
             environment=environment,
+            host=reached_at(listening),
         )
         if self.options.port is None and port != DEFAULT_PORT:
             self.report(
@@ -500,6 +506,22 @@ def choose_port(given: int | None, remembered: int | None, *, what: str, liked: 
         if port is not None and not listens(port):
             return port
     return free_port()
+
+
+def reached_at(host: str) -> str:
+    """Return the host of the address at which this machine reaches a service that listens on `host`."""
+    host = host.strip("[]")
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return HOST if host == "0.0.0.0" else "[::1]"  # noqa: S104 - likewise
+    return f"[{host}]" if ":" in host else host
+
+
+def keyed(environment: Mapping[str, str]) -> bool:
+    """Tell whether an API that gets this environment asks for keys."""
+    if any(environment.get(name, "").strip() for name in KEY_VARIABLES):
+        return True
+    folder = environment.get(SECRETS_VARIABLE)
+    return bool(folder) and any((Path(folder) / name.lower()).is_file() for name in KEY_VARIABLES)
 
 
 def recall_ports(data: Path) -> dict[str, int]:

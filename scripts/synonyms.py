@@ -4,14 +4,15 @@ A client of the API, which reads and judges the rules.
 """
 
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from scripts.client import Client, find_url
+from scripts.client import ApiError, ApiProblem, Client, find_url
 from scripts.options import CollectionArgument, DataOption, JsonOption, KeyOption, UrlOption
 from scripts.stack import data_folder
 
@@ -93,8 +94,12 @@ def replace(
         text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8-sig")
     except UnicodeDecodeError as cause:
         raise typer.BadParameter("the file is not UTF-8 text", param_hint="FILE") from cause
+    rules, lines = rules_in(text)
     with Client(find_url(url, data_folder(data)), key=key) as client:
-        stored = client.put_synonyms(name, rules_in(text))
+        try:
+            stored = client.put_synonyms(name, rules)
+        except ApiProblem as problem:
+            raise _by_line(problem, "standard input" if file == "-" else file, lines) from problem
     count = len(stored["synonyms_set"])
     typer.echo(json.dumps(stored, ensure_ascii=False) if as_json else f"'{name}' has {count} rules now.")
     return 0
@@ -115,8 +120,11 @@ def delete(
     return 0
 
 
-def rules_in(text: str) -> list[Any]:
-    """Return the rules of a file: of JSON those it lists, else one for each line that is neither blank nor a comment."""
+def rules_in(text: str) -> tuple[list[Any], list[int]]:
+    """Return the rules of a file and their line numbers: of JSON those it lists, whose lines nobody knows.
+
+    Else one for each line that is neither blank nor a comment.
+    """
     if text.lstrip().startswith(("{", "[")):
         try:
             value = json.loads(text)
@@ -125,6 +133,19 @@ def rules_in(text: str) -> list[Any]:
         rules = value.get("synonyms_set") if isinstance(value, dict) else value
         if not isinstance(rules, list):
             raise typer.BadParameter("the JSON holds no list `synonyms_set`", param_hint="FILE")
-        return rules
-    lines = (line.strip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+        return rules, []
+    numbered = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    kept = [(number, line) for number, line in numbered if line and not line.startswith("#")]
+    return [line for _, line in kept], [number for number, _ in kept]
+
+
+def _by_line(problem: ApiProblem, file: str, lines: Sequence[int]) -> ApiError:
+    """Return the problem with the file's line in the place of the rule's number, where a rule is what is wrong."""
+    faults = [item for item in problem.problem.get("errors", []) if isinstance(item, dict)]
+    told = []
+    for fault in faults or [problem.problem]:
+        named = re.match(r"synonyms_set[.\[](\d+)", str(fault.get("field") or ""))
+        if named is None or int(named[1]) >= len(lines):
+            return problem
+        told.append(f"{file}:{lines[int(named[1])]}: {fault.get('detail')}")
+    return ApiError("\n  also ".join(told), remedy=problem.remedy)

@@ -39,12 +39,17 @@ def results(
     head = Text.assemble(
         (query, "bold"), f"   in '{collection}', as of {_moment(answer['origin'])}, {answer['took_ms']} ms"
     )
-    parts: list[RenderableType] = [head, *_lacks(answer)]
+    if ranked := answer.get("profile"):
+        arm = f" ({ranked['arm']} of experiment {ranked['experiment']})" if ranked.get("experiment") else ""
+        head.append(f", profile '{ranked['name']}'{arm}")
+    parts: list[RenderableType] = [head, *_lacks(answer), *_time(answer)]
     if not hits:
         return Group(*parts, Text("No hit. " + "; ".join(_totals(answer))))
     table = _HitTable(("#", "score"), names, width=width)
+    on_page = frozenset(hit["id"] for hit in hits)
     for number, hit in enumerate(hits, 1):
-        table.add((str(number), score(hit["score"])), hit, shown=_document(hit))
+        said = _by_time(hit, answer.get("recency"), on_page)
+        table.add((str(number), score(hit["score"])), hit, shown=_document(hit, said))
     parts += [table.drawn, Text("; ".join(_totals(answer)), style="dim")]
     return Group(*parts)
 
@@ -95,6 +100,36 @@ def _lacks(answer: Json) -> list[RenderableType]:
     return told
 
 
+def _time(answer: Json) -> list[RenderableType]:
+    """Return a line on what decay 'auto' decided, and how many of the hits shown it moved."""
+    decision = answer.get("recency")
+    if not decision:
+        return []
+    counts = {
+        "newest of their kind": sum(1 for hit in answer["hits"] if hit.get("supersedes")),
+        "superseded": sum(1 for hit in answer["hits"] if hit.get("superseded_by")),
+    }
+    told = "".join(f"; {count} {what}" for what, count in counts.items() if count)
+    return [Text(f"time: {decision['mode']}, {decision['reason']}{told}", style="cyan")]
+
+
+def _by_time(hit: Json, decision: Json | None, shown: frozenset[str]) -> str:
+    """Return what decay 'auto' did with a hit, behind a mark; empty where it did nothing."""
+    did = hit.get("recency") or ""
+    if decision:
+        # What was decided for the query stands above the table already.
+        did = did.removeprefix(f"auto → {decision['mode']}, {decision['reason']}").lstrip(":; ")
+    if newer := hit.get("superseded_by"):
+        mark = f"↓ superseded by {clean(newer)}"
+    elif older := hit.get("supersedes"):
+        mark = "↑ supersedes " + ", ".join(
+            clean(each) + ("" if each in shown else " (not shown)") for each in older
+        )
+    else:
+        return f"◷ {did}" if did else ""
+    return f"{mark}: {did}" if did else mark
+
+
 def _totals(answer: Json) -> list[str]:
     told = []
     for name, status in answer["routes"].items():
@@ -107,8 +142,10 @@ def _totals(answer: Json) -> list[str]:
     return told
 
 
-def _document(hit: Json) -> Text:
+def _document(hit: Json, by_time: str) -> Text:
     told = _title(hit)
+    if by_time:
+        told.append(f"\n{by_time}", style="cyan")
     highlights = hit.get("highlights") or {}
     text = next(iter(highlights.get("text", [])), None) or hit.get("text") or ""
     if shown := snippet(text, _SNIPPET_CHARS):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scripts.client import ApiError, Client, find_url
+from scripts.collecting import lean
 from scripts.options import DataOption, JsonOption, KeyOption, UrlOption
 from scripts.stack import data_folder
 
@@ -281,14 +282,7 @@ def _start(client: Client, given: str, collection: str | None) -> "Profile":
     if name not in stored:
         where = f"the collection '{collection}'" if collection else "no collection is named that could"
         raise BadProfile(f"there is no profile '{name}': {where} holds {', '.join(sorted(stored)) or 'none'}")
-    return Profile(name, _lean(stored[name]))
-
-
-def _lean(value: Any) -> Any:
-    """Return a stored value without what it leaves open, as a request would say it."""
-    if isinstance(value, dict):
-        return {name: _lean(each) for name, each in value.items() if each is not None}
-    return [_lean(each) for each in value] if isinstance(value, list) else value
+    return Profile(name, lean(stored[name]))
 
 
 def _check(task: "Task") -> None:
@@ -312,8 +306,7 @@ def _store(client: Client, collection: str, name: str, options: Mapping[str, Any
 
     made = storable(options).model_dump(mode="json", exclude_none=True, exclude_unset=True)
     held = {
-        each: _lean(profile)
-        for each, profile in (client.collection(collection).get("profiles") or {}).items()
+        each: lean(profile) for each, profile in (client.collection(collection).get("profiles") or {}).items()
     }
     client.put_collection(collection, {"profiles": {**held, name: made}})
 

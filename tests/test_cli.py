@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from app.errors import ClusterRejected
+from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound, Unauthorized
 from app.models import Search, Why
 from app.settings import Settings
 from scripts import cli, client, doctor, table
 from scripts.client import ApiProblem, Client, find_url
+from tests.conftest import ROOT
 from tests.fakes import FarEnd, Reply, RerankServer
 
 COMMANDS = (
@@ -209,6 +210,56 @@ def test_a_search_as_json_is_the_apis_answer() -> None:
     assert api.requests[0].body["query"] == "休假"
 
 
+REASON = "newest first among hits that say the same thing"
+GROUPED = "one of 2 that say the same thing (names alike), newest first"
+BY_TIME = {
+    **ANSWER,
+    "degraded": False,
+    "warnings": [],
+    "recency": {"mode": "equals", "reason": REASON},
+    "profile": {"name": "recent", "experiment": "decay-1", "arm": "b"},
+    "hits": [
+        {
+            **HIT,
+            "supersedes": ["old", "older"],
+            "recency": f"auto → equals, {REASON}; {GROUPED}: from 2 to 1",
+        },
+        {
+            **HIT,
+            "id": "old",
+            "superseded_by": "leave-2026",
+            "recency": f"auto → equals, {REASON}; {GROUPED}: from 1 to 2",
+        },
+        {**HIT, "id": "other", "recency": f"auto → equals, {REASON}"},
+    ],
+}
+
+
+def test_what_was_decided_about_time_is_told_above_the_table_and_at_each_hit() -> None:
+    with FarEnd(lambda _: Reply(body=BY_TIME)) as api:
+        done = run("search", "q", "--profile", "recent", "--url", api.url, columns=300)
+    assert done.exit_code == 0, done.output
+    assert api.requests[0].body["profile"] == "recent"
+    for told in (
+        f"time: equals, {REASON}; 1 newest of their kind; 1 superseded\n",
+        f"↑ supersedes old, older (not shown): {GROUPED}: from 2 to 1",
+        f"↓ superseded by leave-2026: {GROUPED}: from 1 to 2",
+        "profile 'recent' (b of experiment decay-1)",
+    ):
+        assert told in done.stdout, done.stdout
+    assert done.stdout.count("auto →") == 0
+    assert "◷" not in done.stdout
+
+
+def test_a_factor_by_a_time_that_the_query_names_is_told_at_the_hit() -> None:
+    decision = {"mode": "around", "reason": "the query names 'March 2020'"}
+    hit = {**HIT, "recency": "auto → around, the query names 'March 2020': factor 0.95"}
+    with FarEnd(lambda _: Reply(body={**ANSWER, "recency": decision, "hits": [hit]})) as api:
+        done = run("search", "q in March 2020", "--url", api.url)
+    assert "time: around, the query names 'March 2020'\n" in done.stdout
+    assert "◷ factor 0.95" in done.stdout
+
+
 def test_no_hits_are_said_to_be_none() -> None:
     with FarEnd(lambda _: Reply(body={**ANSWER, "hits": [], "degraded": False})) as api:
         done = run("search", "q", "--url", api.url)
@@ -324,6 +375,17 @@ def test_why_tells_the_account_of_one_document() -> None:
         assert told in done.stdout, done.stdout
 
 
+def test_why_ends_with_1_for_a_document_that_is_not_there() -> None:
+    gone = {**WHY, "exists": False, "title": None, "routes": {}, "what_it_takes": []}
+    with FarEnd(lambda _: Reply(body=gone)) as api:
+        told = run("why", "leave?", "nosuch.md", "--profile", "recent", "--url", api.url)
+        as_json = run("why", "leave?", "nosuch.md", "--json", "--url", api.url)
+    assert (told.exit_code, as_json.exit_code) == (cli.FAILED, cli.FAILED)
+    assert "There is no document" in told.stdout
+    assert json.loads(as_json.stdout)["exists"] is False
+    assert api.requests[0].body["profile"] == "recent"
+
+
 def test_a_comparison_shows_what_moved_and_what_fell() -> None:
     def hit(name: str) -> dict[str, Any]:
         return {**HIT, "id": name, "title": name}
@@ -354,9 +416,40 @@ def test_a_problem_of_the_api_is_told_with_its_remedy() -> None:
         done = run("search", "q", "--url", api.url)
     assert done.exit_code == cli.FAILED
     assert done.stderr == (
-        "error: The request is not valid: a rate is a number per day (field `decay.rate`)\n"
+        "error: The request is not valid: a rate is a number per day (--decay, field `decay.rate`)\n"
         "  also top_k: too many\nremedy: write 0.02/h\n"
     )
+
+
+IN_COMMANDS = {
+    "no collection": (
+        NotFound("there is no collection `nope`", remedy="create it with PUT /v1/collections/nope"),
+        "`halflife load PATH… -c nope` or `halflife collections create nope`",
+    ),
+    "no key": (
+        Unauthorized(
+            "no bearer key came with the request",
+            remedy="send a key as `Authorization: Bearer …`; who runs the service makes one with `halflife keys create`",
+        ),
+        "give a key as HALFLIFE_KEY or --key; who runs the service makes one with `halflife keys create`",
+    ),
+}
+
+
+@pytest.mark.parametrize("error, remedy", IN_COMMANDS.values(), ids=IN_COMMANDS.keys())
+def test_a_remedy_by_http_is_told_in_commands(error: HalflifeError, remedy: str) -> None:
+    with FarEnd(lambda _: Reply(error.status, error.problem())) as api:
+        done = run("search", "q", "-c", "nope", "--url", api.url)
+    assert done.exit_code == cli.FAILED
+    assert remedy in done.stderr
+    assert "/v1/" not in done.stderr
+    assert "Authorization" not in done.stderr
+
+
+def test_the_remedies_that_are_told_in_commands_are_the_services_own() -> None:
+    told = (ROOT / "app" / "catalog.py").read_text("utf-8") + (ROOT / "app" / "edge.py").read_text("utf-8")
+    assert "create it with PUT /v1/collections/{name}" in told
+    assert "send a key as `Authorization: Bearer …`" in told
 
 
 def test_nobody_there_ends_with_3_and_the_remedy() -> None:
@@ -512,7 +605,8 @@ def test_the_doctor_says_what_does_not_answer_and_the_remedy(
 
 DETAILS: dict[str, Any] = {
     "name": "shop", "index": "halflife-shop-1", "dims": 3, "similarity": "cosine", "declared": {"pages": "long"},
-    "model": "e5", "profiles": {"news": {"decay": {"half_life": "7d"}}}, "default_profile": "news", "documents": 2,
+    "model": "e5", "profiles": {"news": {"decay": {"half_life": "7d", "floor": None}, "routes": None}}, "default_profile": "news",
+    "experiment": {"name": "decay-1", "by": "key", "arms": [{"profile": "news", "percent": 100.0, "name": None}]}, "documents": 2,
     "deleted": 1, "chunks": 5, "size_bytes": 2**20, "shards": 1, "replicas": 0, "refresh_interval": "1s",
     "ages": {"oldest": "2020-01-02T00:00:00.000Z", "newest": "2024-01-02T00:00:00.000Z", "undated": 1, "evergreen": 0},
 }  # fmt: skip
@@ -527,7 +621,8 @@ def test_collections_are_listed_and_described() -> None:
         "2 documents in 5 chunks, 1.0 MiB",
         "2020-01-02 to 2024-01-02; 1 undated",
         "1 tombstones",
-        "news (default)",
+        'news (default): {"decay": {"half_life": "7d"}}\n',
+        "experiment decay-1, dealt by key: 100 % news",
     ):
         assert told in shown.stdout
 
@@ -602,6 +697,18 @@ def test_synonyms_are_printed_as_they_are_set_again(tmp_path: Path) -> None:
     ]
     assert api.requests[1].body == {"synonyms_set": ["car, auto", "k8s => kubernetes"]}
     assert api.requests[2].body == {"synonyms_set": SYNONYMS["synonyms_set"]}
+
+
+def test_a_rule_that_is_refused_is_told_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "synonyms.txt"
+    path.write_text("# ours\n\ncar, auto\nalone\n", "utf-8")
+    problem = InvalidRequest(
+        "one term alone has no synonym", field="synonyms_set[1].synonyms", remedy="write at least two"
+    ).problem()
+    with FarEnd(lambda _: Reply(422, problem)) as api:
+        told = run("synonyms", "set", "shop", str(path), "--url", api.url)
+    assert told.exit_code == 1
+    assert told.stderr == f"error: {path}:4: one term alone has no synonym\nremedy: write at least two\n"
 
 
 @pytest.mark.parametrize("text", ["{nonsense", '{"rules": []}'])

@@ -25,6 +25,7 @@ SAMPLE = ROOT / "scripts" / "sample" / "corpus.jsonl"
 HALFLIFE = (sys.executable, "-P", "-m", "scripts.cli")
 # A busy machine takes its time; nothing is asserted about it.
 PATIENCE_S = 240.0
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is tested
 
 
 def halflife(*arguments: str, data: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -165,6 +166,35 @@ def test_a_service_that_cant_start_is_told_with_the_reason(tmp_path: Path) -> No
     assert "Remedy: " in done.stderr
     assert "Traceback" not in done.stderr
     assert stack.read_state(tmp_path) is None
+
+
+def test_an_address_for_others_is_refused_without_keys(tmp_path: Path) -> None:
+    nowhere = f"http://127.0.0.1:{supervisor.free_port()}"
+    done = halflife(
+        "up", "--detach", data=tmp_path,
+        HALFLIFE_ELASTICSEARCH_URL=nowhere, HALFLIFE_EMBEDDING_BASE_URL=f"{nowhere}/v1", HALFLIFE_HOST=EVERYWHERE,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "no keys are configured, and 0.0.0.0 can be reached from other machines" in done.stderr
+    assert "halflife keys create" in done.stderr
+
+
+HOSTS = {
+    "127.0.0.1": "127.0.0.1", EVERYWHERE: "127.0.0.1", "::": "[::1]", "::1": "[::1]", "[::1]": "[::1]", "box": "box"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("listening, reached", HOSTS.items())
+def test_a_service_is_asked_where_it_listens(listening: str, reached: str) -> None:
+    assert supervisor.reached_at(listening) == reached
+
+
+def test_keys_are_seen_wherever_they_are_set(tmp_path: Path) -> None:
+    assert not supervisor.keyed({"HALFLIFE_KEYS": "", "HALFLIFE_SECRETS_DIR": str(tmp_path)})
+    assert supervisor.keyed({"HALFLIFE_KEYS": "[]"})
+    assert supervisor.keyed({"HALFLIFE_KEYS_FILE": "keys.json"})
+    (tmp_path / "halflife_keys").write_text("[]")
+    assert supervisor.keyed({"HALFLIFE_SECRETS_DIR": str(tmp_path)})
 
 
 # ---- with a node ----------------------------------------------------------------------------------------------------
@@ -338,6 +368,37 @@ def test_an_api_in_the_foreground_against_services_elsewhere_ends_with_ctrl_c(
     assert not any(found.alive for found in processes)
     assert stack.read_state(tmp_path) is None
     assert status(data)["status"] == "ok"
+
+
+@pytest.mark.node
+def test_keys_and_host_reach_the_api_that_up_starts(data: Path, tmp_path: Path) -> None:
+    there, keys = status(data), tmp_path / "keys.json"
+    made = subprocess.run(
+        [*HALFLIFE, "keys", "create", "reader", "--collections", "handbook", "--file", str(keys)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    token = made.stdout.strip()
+    folder = tmp_path / "stack"
+    try:
+        up = halflife(
+            "up", "--detach", data=folder,
+            HALFLIFE_ELASTICSEARCH_URL=there["elasticsearch"], HALFLIFE_EMBEDDING_BASE_URL=f"{there['embedder']}/v1",
+            HALFLIFE_KEYS_FILE=str(keys), HALFLIFE_HOST=EVERYWHERE,
+        )  # fmt: skip
+        assert up.returncode == 0, up.stderr
+        assert "HALFLIFE_KEY or --key" in up.stdout
+        assert status(folder)["status"] == "ok"
+        assert status(folder)["api"].startswith("http://127.0.0.1:")
+        # Another address of this machine answers too.
+        assert (
+            httpx2.get(status(folder)["api"].replace("127.0.0.1", "127.0.0.2") + "/livez").status_code == 200
+        )
+        unknown = halflife("search", "leave", "-c", "handbook", data=folder)
+        assert unknown.returncode == 1
+        known = halflife("search", "leave", "-c", "handbook", data=folder, HALFLIFE_KEY=token)
+        assert known.returncode == 0, known.stderr
+    finally:
+        halflife("down", data=folder)
 
 
 @pytest.mark.node
