@@ -48,6 +48,8 @@ class Draft:
     remedy: str | None = None
     row: int | None = None
     warnings: Sequence[str] = field(default_factory=tuple)
+    # Nobody said when it was created: it has the fallback's time.
+    by_fallback: bool = False
 
 
 def drafts_of(
@@ -56,13 +58,13 @@ def drafts_of(
     name: str,
     given: Mapping[str, Any],
     names: Names,
-    fallback_time: str,
+    fallback_time: str | None,
     fallback_told: str | None,
 ) -> list[Draft]:
     """Return the documents that a file makes: one, or one for each row of a table.
 
     `given` is what the caller says of it and outranks everything. The creation time is the caller's, else the file's
-    own, else `fallback_time`, with `fallback_told` as its warning; null from the caller means undated. Rows stay
+    own, else `fallback_time`, with `fallback_told` as its warning; null from either means undated. Rows stay
     undated where they carry no date. The id is the caller's, else `name`; a row's its own, else `name#<row>`.
     """
     if found.rows is not None:
@@ -83,13 +85,14 @@ def drafts_of(
     }
     if not document["text"].strip():
         return [Draft(None, "the file holds no text", "send one that says something")]
-    if "creation_time" not in document:
+    by_fallback = "creation_time" not in document and fallback_time is not None
+    if by_fallback:
         document["creation_time"] = fallback_time
         if fallback_told is not None:
             warnings.append(fallback_told)
-    elif document["creation_time"] is None:
-        del document["creation_time"]
-    return [Draft(document, warnings=warnings)]
+    elif document.get("creation_time") is None:
+        document.pop("creation_time", None)
+    return [Draft(document, warnings=warnings, by_fallback=by_fallback)]
 
 
 def _of_row(row: Row, found: Extracted, *, name: str, given: Mapping[str, Any], names: Names) -> Draft:

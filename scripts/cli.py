@@ -8,7 +8,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -392,6 +392,13 @@ def load(
             show_default=False,
         ),
     ] = None,
+    undated: Annotated[
+        bool,
+        typer.Option(
+            "--undated",
+            help="Leave files without a date of their own undated. Default: they get the file's time.",
+        ),
+    ] = False,
     id_prefix: Annotated[
         str, typer.Option(metavar="TEXT", help="Put before the ids that files get from their names.")
     ] = "",
@@ -416,7 +423,7 @@ def load(
     Every other file makes one document: .md, .markdown, .mdx, .txt, .text, .rst, .html, .htm, .xhtml, .pdf, .docx, .epub
     (folders are searched for these and for lines and tables, hidden files left out). The id is the path within the folder, the title the document's own (else its first heading, else the
     file's name), the creation time its own (front matter, HTML's published time, the date in a PDF, Word or EPUB file),
-    else the file's time. Nothing is sent but what was read; formats with a parser are read in a process of their own.
+    else the file's time (the summary says of how many; --undated leaves those undated). Nothing is sent but what was read; formats with a parser are read in a process of their own.
 
     A line or file that can't be read or stored is told with its reason at the end; the rest goes on. A
     document loaded again takes the place of its earlier version.
@@ -441,7 +448,7 @@ def load(
         raise CommandFailed(str(cause)) from cause
     names = sources.Names(id_field, title_field, text_field, time_field)
     if passed and not as_json:
-        say(f"{passed} other files in the folders are passed over.")
+        say(f"{len(passed)} other files in the folders are passed over: {_some(passed)}")
     with ExitStack() as held:
         client = held.enter_context(Client(find_url(url, data_folder(data)), key=key))
         # Nobody there: told at once. Once there, it may go away for a while.
@@ -454,7 +461,15 @@ def load(
 
         total = sum(source.size for source in found)
         progress, report = held.enter_context(_progress(total, hidden=as_json))
-        loader = Loader(client, collection, batch=batch, progress=progress, report=report, on_failure=keep)
+        loader = Loader(
+            client,
+            collection,
+            batch=batch,
+            progress=progress,
+            report=report,
+            on_failure=keep,
+            file_times=not undated,
+        )
         try:
             tally = loader.load(found, names)
         except KeyboardInterrupt:
@@ -464,7 +479,7 @@ def load(
                 say(f"Before that: {loader.tally.line()}")
             raise
     if as_json:
-        typer.echo(json.dumps(tally.to_json(), ensure_ascii=False))
+        typer.echo(json.dumps({**tally.to_json(), "passed_over": passed}, ensure_ascii=False))
     else:
         for failure in tally.failures:
             say(f"✗ {failure.where}{f' ({failure.id})' if failure.id else ''}: {failure.reason}")
@@ -476,6 +491,14 @@ def load(
             say(
                 f"{tally.truncated} documents hold a passage longer than the model reads; its end is found by its words only."
             )
+        if tally.empty:
+            say(f"{tally.empty} files hold nothing: {_some(tally.empty_files)}")
+        if tally.dated_by_file:
+            say(
+                f"{tally.dated_by_file} documents are dated by their file's time, which a copy, a download or a git clone sets "
+                "to its own: if it is not when they were written, give them a date (a front matter's `date:`), or load them "
+                "with --undated."
+            )
         typer.echo(tally.line())
     if loader.abandoned:
         # Threads wait for answers still; they would hold the process back.
@@ -484,6 +507,12 @@ def load(
     if tally.interrupted:
         return INTERRUPTED
     return FAILED if tally.failed else 0
+
+
+def _some(names: Sequence[str], *, shown: int = 5) -> str:
+    """Return the first few names, and how many more there are."""
+    more = f" and {len(names) - shown} more; --json lists all" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 @contextmanager

@@ -61,8 +61,11 @@ class Tally:
     unchanged: int = 0
     failed: int = 0
     empty: int = 0
+    empty_files: list[str] = field(default_factory=list)
     chunks: int = 0
     truncated: int = 0
+    dated_by_file: int = 0
+    """Stored documents whose creation time is their file's time."""
     read_bytes: int = 0
     seconds: float = 0.0
     interrupted: bool = False
@@ -106,8 +109,10 @@ class Tally:
             "unchanged": self.unchanged,
             "failed": self.failed,
             "empty": self.empty,
+            "empty_files": self.empty_files,
             "chunks": self.chunks,
             "truncated": self.truncated,
+            "dated_by_file": self.dated_by_file,
             "seconds": round(self.seconds, 2),
             "documents_per_second": round(self.per_second, 2),
             "interrupted": self.interrupted,
@@ -131,7 +136,9 @@ class Loader:
         report: Callable[[str], None] = lambda line: None,
         on_failure: Callable[[Failure], None] = lambda failure: None,
         sleep: Sleep = time.sleep,
+        file_times: bool = True,
     ) -> None:
+        self._file_times = file_times
         self._api, self._batch, self._batch_bytes, self._in_flight = api, batch, batch_bytes, in_flight
         self._patience_s, self._progress, self._report, self._sleep = patience_s, progress, report, sleep
         self._on_failure = on_failure
@@ -152,7 +159,9 @@ class Loader:
         sandbox = Sandbox(workers=1, limits=LIMITS)
         try:
             batches = self._batches(
-                chain.from_iterable(read(source, names, sandbox=sandbox) for source in sources)
+                chain.from_iterable(
+                    read(source, names, sandbox=sandbox, file_times=self._file_times) for source in sources
+                )
             )
             last: list[Read] | None = None
             for batch in batches:
@@ -206,6 +215,7 @@ class Loader:
     def _note(self, item: Read) -> None:
         if item.empty:
             self.tally.empty += 1
+            self.tally.empty_files.append(item.where)
         else:
             self._fail(Failure(item.where, None, item.fault or "can't be read"))
         self._progress(self.tally)
@@ -241,6 +251,7 @@ class Loader:
             setattr(self.tally, status, getattr(self.tally, status) + 1)
             self.tally.chunks += fate.get("chunks") or 0
             self.tally.truncated += bool(fate.get("truncated"))
+            self.tally.dated_by_file += item.by_file_time
             return
         error = fate.get("error") or {}
         reason = str(error.get("detail") or status)

@@ -62,6 +62,8 @@ class Read:
     # Nothing is wrong with it and nothing is in it.
     empty: bool = False
     warnings: tuple[str, ...] = ()
+    # Its creation time is the file's own time, since nothing in the file says one.
+    by_file_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,14 @@ class Source:
     lines: bool
 
 
-def find(paths: Sequence[Path], *, prefix: str = "") -> tuple[list[Source], int]:
-    """Return the files to read, folders searched in a fixed order, and how many files in them were passed over.
+def find(paths: Sequence[Path], *, prefix: str = "") -> tuple[list[Source], list[str]]:
+    """Return the files to read, folders searched in a fixed order, and which files in them were passed over.
 
     Hidden files and folders are left out, symbolic links to folders not followed. `-` is standard input. Raises
     Unreadable for a path that isn't there or holds nothing of use.
     """
     found: list[Source] = []
-    passed = 0
+    passed: list[str] = []
     for path in paths:
         if str(path) == "-":
             found.append(Source(path, "-", 0, lines=True))
@@ -103,40 +105,44 @@ def find(paths: Sequence[Path], *, prefix: str = "") -> tuple[list[Source], int]
     return found, passed
 
 
-def read(source: Source, names: Names, *, sandbox: Sandbox | None = None) -> Iterator[Read]:
-    """Yield what a file holds, in order. A file that can't be opened or read is one fault."""
+def read(
+    source: Source, names: Names, *, sandbox: Sandbox | None = None, file_times: bool = True
+) -> Iterator[Read]:
+    """Yield what a file holds, in order. A file that can't be opened or read is one fault.
+
+    Without `file_times`, a file whose content names no creation time is undated.
+    """
     try:
         if source.lines:
             yield from read_lines(source, names)
         elif _suffix(source.path) in (".csv", ".tsv"):
             yield from read_table(source, names)
         else:
-            yield from read_file(source, names, sandbox=sandbox)
+            yield from read_file(source, names, sandbox=sandbox, file_times=file_times)
     except UnreadableFile as error:
         yield Read(str(source.path), source.size, fault=_told(error))
     except OSError as cause:
         yield Read(str(source.path), source.size, fault=f"can't be read: {cause.strerror or cause}")
 
 
-def _in_folder(root: Path, prefix: str) -> tuple[list[Source], int]:
+def _in_folder(root: Path, prefix: str) -> tuple[list[Source], list[str]]:
     found: list[Source] = []
-    passed = 0
+    passed: list[str] = []
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "node_modules")
         for name in sorted(files):
             path = Path(folder) / name
             if name.startswith(".") or _suffix(path) not in FOLDER_SUFFIXES or not path.is_file():
-                passed += 1
+                passed.append(_spelled(path))
                 continue
-            # Surrogates of a name that is not UTF-8 couldn't be sent; the replacement still tells which file it was.
-            relative = (
-                path.relative_to(root)
-                .as_posix()
-                .encode("utf-8", "surrogateescape")
-                .decode("utf-8", "replace")
-            )
+            relative = _spelled(path.relative_to(root))
             found.append(Source(path, prefix + relative, path.stat().st_size, lines=_is_lines(path)))
     return found, passed
+
+
+def _spelled(path: Path) -> str:
+    # Surrogates of a name that is not UTF-8 couldn't be sent; the replacement still tells which file it was.
+    return path.as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _is_lines(path: Path, *, unnamed: bool = False) -> bool:
@@ -220,11 +226,13 @@ def read_table(source: Source, names: Names) -> Iterator[Read]:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def read_file(source: Source, names: Names, *, sandbox: Sandbox | None = None) -> Iterator[Read]:
+def read_file(
+    source: Source, names: Names, *, sandbox: Sandbox | None = None, file_times: bool = True
+) -> Iterator[Read]:
     """Yield the document that a file is.
 
-    Its id is its name, its title its own or its first heading, its creation time its own or else the file's. What
-    needs a parser is read in the sandbox's process, here if there is none.
+    Its id is its name, its title its own or its first heading, its creation time its own or else (`file_times`) the
+    file's. What needs a parser is read in the sandbox's process, here if there is none.
     """
     where = str(source.path)
     if source.size > LIMITS.max_bytes:
@@ -246,13 +254,22 @@ def read_file(source: Source, names: Names, *, sandbox: Sandbox | None = None) -
     if found.rows is None and not found.text.strip():
         yield Read(where, source.size, empty=True)
         return
-    changed = format_instant(datetime.fromtimestamp(source.path.stat().st_mtime, tz=UTC))
+    changed = (
+        format_instant(datetime.fromtimestamp(source.path.stat().st_mtime, tz=UTC)) if file_times else None
+    )
     size = source.size
     for draft in drafts_of(
         found, name=source.name, given={}, names=names, fallback_time=changed, fallback_told=None
     ):
         at = where if draft.row is None else f"{where}:{draft.row}"
-        yield Read(at, size, document=draft.document, fault=draft.fault, warnings=tuple(draft.warnings))
+        yield Read(
+            at,
+            size,
+            document=draft.document,
+            fault=draft.fault,
+            warnings=tuple(draft.warnings),
+            by_file_time=draft.by_fallback,
+        )
         size = 0
 
 

@@ -521,7 +521,7 @@ def keyed(environment: Mapping[str, str]) -> bool:
     if any(environment.get(name, "").strip() for name in KEY_VARIABLES):
         return True
     folder = environment.get(SECRETS_VARIABLE)
-    return bool(folder) and any((Path(folder) / name.lower()).is_file() for name in KEY_VARIABLES)
+    return folder is not None and any((Path(folder) / name.lower()).is_file() for name in KEY_VARIABLES)
 
 
 def recall_ports(data: Path) -> dict[str, int]:

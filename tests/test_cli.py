@@ -519,6 +519,38 @@ def test_loading_tells_each_failure_and_ends_with_1(tmp_path: Path) -> None:
     assert as_json.stderr == ""
 
 
+def test_loading_a_folder_tells_file_times_and_what_it_left_out(tmp_path: Path) -> None:
+    for name, text in {
+        "a.md": "---\ndate: 2024-01-02\n---\nwords", "b.md": "words", "c.md": "words", "empty.md": "", "x.png": "no"
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    sent: list[list[Any]] = []
+
+    def answer(seen: Any) -> Reply:
+        if seen.path == "/livez":
+            return Reply(body={"status": "alive"})
+        sent.append(seen.body["documents"])
+        return Reply(
+            body={"items": [{"id": each["id"], "status": "created", "chunks": 1} for each in sent[-1]]}
+        )
+
+    with FarEnd(answer) as api:
+        told = run("load", str(tmp_path), "-c", "c", "--url", api.url)
+        undated = run("load", str(tmp_path), "-c", "c", "--undated", "--json", "--url", api.url)
+        counted = run("load", str(tmp_path), "-c", "c", "--json", "--url", api.url)
+    assert told.exit_code == 0, told.output
+    assert "2 documents are dated by their file's time" in told.stderr
+    assert "--undated" in told.stderr
+    assert f"1 other files in the folders are passed over: {tmp_path}/x.png\n" in told.stderr
+    assert f"1 files hold nothing: {tmp_path}/empty.md\n" in told.stderr
+    assert ["creation_time" in each for each in sent[0]] == [True, True, True]
+    assert ["creation_time" in each for each in sent[1]] == [True, False, False]
+    facts = [json.loads(done.stdout) for done in (undated, counted)]
+    assert [fact["dated_by_file"] for fact in facts] == [0, 2]
+    assert facts[0]["passed_over"] == [f"{tmp_path}/x.png"]
+    assert facts[0]["empty_files"] == [f"{tmp_path}/empty.md"]
+
+
 def test_a_path_that_is_not_there_is_told() -> None:
     done = run("load", "/no/such/place")
     assert (done.exit_code, done.stderr) == (

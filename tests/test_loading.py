@@ -173,7 +173,17 @@ def test_a_folder_becomes_documents(tmp_path: Path) -> None:
     }
     assert items["empty.md"].empty
     assert "no text" in str(items["bad.md"].fault)
-    assert passed == 2
+    assert passed == [f"{tmp_path}/.x.md", f"{tmp_path}/picture.png"]
+    assert [name for name, item in items.items() if item.by_file_time] == [
+        "b.md",
+        "fence.md",
+        "中文.md",
+        "a/deep/notes.txt",
+    ]
+    without = {source.name: next(iter(sources.read(source, Names(), file_times=False))) for source in found}
+    assert not any(item.by_file_time for item in without.values())
+    dated = [name for name, item in without.items() if "creation_time" in (item.document or {})]
+    assert dated == ["a/front.md"]
     for document in documents.values():
         Document.model_validate(document)
 
