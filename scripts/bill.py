@@ -4,7 +4,8 @@
     ./scripts/sbom --lock dev          another lock's packages
     ./scripts/sbom --licences          only lists package, version and licence
 
-Licences are read from what is installed. `faults` says which of them nobody has looked at; a test calls it.
+Licences are read from what is installed, so all that is locked must be: where .venv holds less (a service's own, say), it is
+left alone and `.venv-dev` is made beside it, once. `faults` says which of them nobody has looked at; a test calls it.
 """
 
 import argparse
@@ -177,7 +178,12 @@ def bill(name: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the bill, or list the licences; see --help."""
-    parser = argparse.ArgumentParser(prog="./scripts/sbom", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="./scripts/sbom",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="It needs every locked package installed: where .venv holds fewer, it makes .venv-dev beside it, once, and leaves "
+        ".venv and the service that may run from it alone.",
+    )
     parser.add_argument("--lock", choices=list(LOCKS), default="image", help="whose packages; default: image")
     parser.add_argument("--licences", action="store_true", help="only list package, version, licence")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: dist/halflife-LOCK.cdx.json")

@@ -6,6 +6,8 @@ it is whole. One without the stamp is a leftover, and is removed and made anew.
 
     python bootstrap.py local|dev MODULE ARGUMENTS…    makes it, then becomes `.venv/bin/python -m MODULE ARGUMENTS…`
     python bootstrap.py local|dev                      only makes it
+    python bootstrap.py --apart local|dev …            changes no environment that is there, since a service may run from
+                                                       it: makes another beside it, such as `.venv-dev`
 """
 
 import contextlib
@@ -244,19 +246,19 @@ def install(root: Path, venv: Path, level: str, lock: int) -> None:
     if fresh:
         version = ".".join(map(str, sys.version_info[:3]))
         say(
-            f"Making .venv with Python {version}: {count} packages, {download_size(packages)} to download, "
+            f"Making {venv.name} with Python {version}: {count} packages, {download_size(packages)} to download, "
             f"and uv to install them, {download_size(bootstrap)}. This happens once."
         )
         venv.mkdir()
         (venv / UNFINISHED).touch()
         # Its own process, so that an interrupt ends it like every other step.
         make = [sys.executable, "-I", "-m", "venv", str(venv)]
-        run(make, doing="Making .venv", environment=environment, lock=lock, root=root)
+        run(make, doing=f"Making {venv.name}", environment=environment, lock=lock, root=root)
     else:
         (venv / UNFINISHED).touch()
         (venv / STAMP).unlink(missing_ok=True)
         say(
-            f"Bringing .venv to {packages.relative_to(root)} ({count} packages); only what changed is downloaded."
+            f"Bringing {venv.name} to {packages.relative_to(root)} ({count} packages); only what changed is downloaded."
         )
 
     listing = subprocess.run(
@@ -314,7 +316,7 @@ def install(root: Path, venv: Path, level: str, lock: int) -> None:
     draft.replace(venv / STAMP)
     (venv / UNFINISHED).unlink(missing_ok=True)
     size = sum(path.lstat().st_size for path in venv.rglob("*") if path.is_file() and not path.is_symlink())
-    say(f"Ready in {time.monotonic() - started:.1f} s; .venv holds {size / 1e6:.0f} MB.")
+    say(f"Ready in {time.monotonic() - started:.1f} s; {venv.name} holds {size / 1e6:.0f} MB.")
 
 
 def end_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
@@ -322,12 +324,20 @@ def end_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def ensure(root: Path, asked: str) -> Path:
-    """Make the environment whole for at least the level asked for, and return it. Fast when it is."""
+def ensure(root: Path, asked: str, *, apart: bool = False) -> Path:
+    """Make the environment whole for at least the level asked for, and return it. Fast when it is.
+
+    `apart`: one that is there and would have to change is left as it is, and one beside it made.
+    """
     venv = root / ".venv"
     present = stamped_level(root, venv)
     if present is not None and present[1] and wanted_level(asked, present[0]) == present[0]:
         return venv
+    if apart and venv.exists():
+        venv = root / f".venv-{asked}"
+        present = stamped_level(root, venv)
+        if present == (asked, True):
+            return venv
     with exclusive(root) as lock:
         # Another command may have made it while this one waited.
         present = stamped_level(root, venv)
@@ -337,24 +347,27 @@ def ensure(root: Path, asked: str) -> Path:
         try:
             if present is None:
                 remove(
-                    venv, why="Removing .venv: it was left half-made, made by something else, or moved here."
+                    venv,
+                    why=f"Removing {venv.name}: it was left half-made, made by something else, or moved here.",
                 )
             install(root, venv, level, lock)
         except BaseException as error:
             for number in ENDING:
                 signal.signal(number, signal.SIG_IGN)
             if (venv / UNFINISHED).exists() and not (venv / STAMP).exists():
-                remove(venv, why="Removing the half-made .venv.")
+                remove(venv, why=f"Removing the half-made {venv.name}.")
             if isinstance(error, subprocess.CalledProcessError | OSError):
-                raise BootstrapError(f"Making .venv failed: {error}") from error
+                raise BootstrapError(f"Making {venv.name} failed: {error}") from error
             raise
     return venv
 
 
 def main(arguments: Sequence[str]) -> int:
     """Make the environment, then become the module named, or return an exit code."""
+    apart = bool(arguments) and arguments[0] == "--apart"
+    arguments = arguments[apart:]
     if not arguments or arguments[0] not in LEVELS:
-        say(f"usage: bootstrap.py {'|'.join(LEVELS)} [MODULE ARGUMENTS…]")
+        say(f"usage: bootstrap.py [--apart] {'|'.join(LEVELS)} [MODULE ARGUMENTS…]")
         return 64
     root = Path(__file__).resolve().parent.parent
     # A signal that is ignored here (nohup, a background job) stays so.
@@ -362,7 +375,7 @@ def main(arguments: Sequence[str]) -> int:
     for number in heeded:
         signal.signal(number, end_on_signal)
     try:
-        venv = ensure(root, arguments[0])
+        venv = ensure(root, arguments[0], apart=apart)
     except BootstrapError as error:
         say(f"error: {error}")
         return 1

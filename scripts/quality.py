@@ -197,7 +197,7 @@ def _profiles(given: Sequence[str], *, compare: bool, decay: Any) -> "list[Profi
 
     profiles = [evaluating.read_profile(text, decay=decay) for text in given]
     if compare:
-        others = ["text", "vector", "linear", *(["off"] if decay is not None else [])]
+        others = ["text", "vector", "linear", *(["off"] if decay != "off" else [])]
         profiles += [evaluating.read_profile(name, decay=decay) for name in others if name not in given]
     return evaluating.distinct(profiles)
 

@@ -635,7 +635,13 @@ async def import_from(
     from scripts.archives import read_lines, write_json
 
     entries = _entries(read_lines(file))
-    head = transfer.Header.parse(next(entries, (b"", {}))[1])
+    first = next(entries, None)
+    if first is None:
+        raise InvalidRequest(
+            f"{file} is damaged or cut off: not even its first line is there",
+            remedy="export it again; nothing was stored",
+        )
+    head = transfer.Header.parse(first[1])
     name = collection or head.collection
     known = catalog.Catalog(cluster)
     await catalog.install_templates(cluster, dims=head.dims)

@@ -93,11 +93,14 @@ def _ask_all(client: Client) -> None:
 
 
 def _wait(process: "subprocess.Popen[bytes]", data: Path) -> None:
-    """Return when the caller wants to end; raise StackFailed if the stack ends before."""
+    """Return when the caller wants to end, or ended the stack elsewhere; raise StackFailed if it fails before."""
     try:
         code = process.wait()
     except KeyboardInterrupt:
         say("\nStopping.")
+        return
+    if code == 0:
+        say("\nThe stack was ended in order, as `halflife down` does.")
         return
     raise StackFailed(
         f"The stack ended by itself (exit code {code}).",

@@ -95,14 +95,15 @@ def tune(
     ] = None,
     top_k: Annotated[int, typer.Option("--top-k", "-k", min=1, max=50, metavar="N", help="Hits that the metric looks at.")] = 10,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the profile there, JSON.", show_default=False)
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write the profile there, JSON, if it gains.", show_default=False),
     ] = None,
     report_to: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write the report there, HTML with plots.", show_default=False)
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="NAME", help="Store the profile under this name with the collection.", show_default=False),
+        typer.Option("--store", metavar="NAME", help="Store the profile under this name with the collection, if it gains.", show_default=False),
     ] = None,
     into: Annotated[
         str | None,
@@ -140,6 +141,7 @@ def tune(
     How to read the end:
       gain       mean over the sets to gain on, with a 95 % interval (questions drawn again) and p (signs flipped)
       p > 0.05   may be chance: ask more questions before you rely on it
+      few        with less than 25 held-out questions, chance moves nDCG by 0.1 either way: too few to tell
       --report   plots: each trial's gain, gain against loss, gain against half-life and floors, each set; how sure
                  each parameter is
 
@@ -215,6 +217,10 @@ def tune(
     if found.take:
         written += [f"profile {out}"] if out is not None else []
         written += [f"stored as '{store}' in '{into or collection}'"] if store is not None else []
+    elif out is not None or store is not None:
+        places = [str(out)] if out is not None else []
+        places += [f"'{into or collection}'"] if store is not None else []
+        say(f"Nothing is written to {' or '.join(places)}: what you have is to be kept.")
     written += [f"report {report_to}"] if report_to is not None else []
     if written:
         say("; ".join(written))

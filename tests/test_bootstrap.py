@@ -113,6 +113,26 @@ def stamp(root: Path, changed: dict[str, str] | None = None) -> Path:
     return venv
 
 
+def test_an_environment_that_a_service_may_run_from_is_left_alone(project: Path) -> None:
+    key = bootstrap.environment_key(project, "local", "3.11.7")
+    venv = stamp(project, {"level": "local", "key": key})
+    before = sorted(path.name for path in venv.rglob("*")), (venv / bootstrap.STAMP).read_text()
+    ended = start(project, "--apart", "dev", "json.tool")
+    _, told = ended.communicate(timeout=120)
+    # Nothing can be installed here; what matters is where it was tried.
+    assert ended.returncode == 1
+    assert "Making .venv-dev with Python" in told
+    assert (sorted(path.name for path in venv.rglob("*")), (venv / bootstrap.STAMP).read_text()) == before
+    assert not (project / ".venv-dev").exists()
+
+
+def test_an_environment_that_suffices_is_used_as_it_is(project: Path) -> None:
+    venv = stamp(project)
+    assert (
+        bootstrap.ensure(project, "local", apart=True) == bootstrap.ensure(project, "dev", apart=True) == venv
+    )
+
+
 def start(root: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-I", str(root / "scripts" / "bootstrap.py"), *arguments]
     # No index: nothing here may reach a network, whatever the machine's configuration is.

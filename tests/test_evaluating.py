@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.settings import Settings
-from scripts import cli, evaluating, judged, metrics
+from scripts import cli, evaluating, judged, metrics, quality
 from scripts.client import ApiProblem
 from scripts.judged import Question, UnreadableSet, read_set
 from tests.fakes import EmbeddingServer, openai_error
@@ -310,6 +310,14 @@ WRONG_PROFILES = {
 def test_a_wrong_profile_says_what_is_wrong(given: str, told: str) -> None:
     with pytest.raises(evaluating.BadProfile, match=told):
         evaluating.read_profile(given)
+
+
+def test_a_comparison_has_a_row_without_decay_unless_all_are_without() -> None:
+    names = [profile.name for profile in quality._profiles(["default"], compare=True, decay=None)]
+    assert names == ["default", "text", "vector", "linear", "off"]
+    assert "off" not in [
+        profile.name for profile in quality._profiles(["default"], compare=True, decay="off")
+    ]
 
 
 def test_names_of_profiles_differ() -> None:

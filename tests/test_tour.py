@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from scripts import stack, tour
-from scripts.stack import Process
+from scripts.stack import Process, StackFailed
 
 PATIENCE_S = 300.0
 TOUR = (sys.executable, "-P", "-m", "scripts.tour", "--no-prepare")
@@ -44,6 +44,16 @@ class Running:
     @property
     def text(self) -> str:
         return "".join(self.output)
+
+
+def test_a_stack_that_is_ended_elsewhere_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`halflife down` in another terminal ends it with 0; what fails ends with something else."""
+    tour._wait(subprocess.Popen([sys.executable, "-c", ""]), tmp_path)
+    assert "ended in order" in capsys.readouterr().err
+    with pytest.raises(StackFailed, match="by itself"):
+        tour._wait(subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"]), tmp_path)
 
 
 @pytest.fixture(scope="module")

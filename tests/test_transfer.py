@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -413,3 +413,21 @@ async def test_without_elasticsearch_the_commands_end_with_3(
     )
     assert result.exit_code == 3
     assert names.PREFIX == "halflife-"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+async def test_an_export_of_which_hardly_anything_is_left_is_damaged_and_not_foreign(
+    suffix: str, tmp_path: Path
+) -> None:
+    whole = tmp_path / f"whole{suffix}"
+    with ArchiveWriter(whole) as archive:
+        archive.open()
+        archive.write([b'{"halflife_export": 1, "collection": "c"}'])
+        archive.finish()
+    cut = tmp_path / f"cut{suffix}"
+    for size in (0, 10, whole.stat().st_size // 2):
+        cut.write_bytes(whole.read_bytes()[:size])
+        with pytest.raises(InvalidRequest) as told:
+            await reindexing.import_from(cast("Any", None), cut, collection=None, embedder=cast("Any", None))
+        assert "cut off" in f"{told.value.detail} {told.value.remedy}"
+        assert "header" not in told.value.detail

@@ -147,6 +147,14 @@ def test_the_verdict(best: Trial, gain: Gain, guarded: float, take: bool, said: 
     assert (taken, said in reason) == (take, True), reason
 
 
+def test_few_questions_are_said_to_be_too_few() -> None:
+    few = [result("news", 0.5, 0.6)]
+    many = [SetResult(part("news"), 25, {"ndcg@10": 0.5}, {"ndcg@10": 0.6}, ())]
+    for best, gain in ((trial(1, 0.2, 0), SURE), (trial(0, 0, 0), SURE), (trial(1, 0.2, 0), WORSE)):
+        assert tuning.verdict(TASK, best, gain, few)[1].endswith("10 held-out questions are too few to tell")
+        assert "too few" not in tuning.verdict(TASK, best, gain, many)[1]
+
+
 def test_a_gain_has_an_interval_and_a_chance() -> None:
     found = tuning.gain_of([[0.1] * 12, [0.3] * 12], seed=1)
     assert (found.mean, found.low, found.high) == pytest.approx((0.2, 0.2, 0.2))
@@ -287,6 +295,9 @@ def test_what_a_guard_would_pay_for_is_not_proposed(
     # Each gain on the one is a loss on the other.
     assert (found["take"], found["profile"], found["best"]["training_gain"]) == (False, None, 0.0)
     assert not out.exists()
+    # The same trials again, as people read them.
+    told = tune(service, tmp_path, str(news), "--guard", str(past), "--trials", "6", "--out", str(out))
+    assert f"Nothing is written to {out}: what you have is to be kept." in told.stderr
 
 
 @pytest.mark.node
