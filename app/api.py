@@ -775,7 +775,9 @@ async def list_documents(
     where: str | None = Query(
         None, alias="filter", description="A filter as JSON, as in a search.", max_length=20_000
     ),
-    cursor: str | None = Query(None, description="The cursor of the page before.", max_length=65_536),
+    cursor: str | None = Query(
+        None, description="The cursor of the page before.", max_length=65_536, pattern=r"^[A-Za-z0-9_-]+$"
+    ),
 ) -> Response:
     """List stored documents in the order of their ids, from one point in time over all pages."""
     service = service_of(request)
@@ -920,6 +922,8 @@ async def create_collection(request: Request, collection: str) -> Response:
     body = await request.body()
     options = parse(CollectionOptions, await read_json(request) if body.strip() else {})
     service = service_of(request)
+    for profile_name, profile in options.profiles.items():
+        service.limits.check_profile(profile, path=f"profiles.{profile_name}")
     name = _reached(request, collection)
     dims, model = service.dims, service.model
     if options.model is not None and options.model != model:

@@ -163,7 +163,7 @@ def parse_filter(
     """Return the filter as conditions, to evaluate on many documents; raises as `compile_filter` does.
 
     `ranges_anywhere` is for reading a filter before its collection is known: a range on a key that may be declared
-    passes, and the conditions are good for nothing but having been read.
+    passes, as does the name of an inner field, and the conditions are good for nothing but having been read.
     """
     reader = _Reader(declared, ranges_anywhere=ranges_anywhere, max_depth=max_depth, max_values=max_values)
     return reader.read(value, path, depth=1)
@@ -227,7 +227,7 @@ class _Reader:
         return [self.read(inner, f"{path}[{at}]", depth=depth + 1) for at, inner in enumerate(value)]
 
     def test(self, name: str, value: Any, path: str) -> Iterator[Condition]:
-        field = _field(name, self.declared, path)
+        field = _field(name, self.declared, path, declared_anywhere=self.ranges_anywhere)
         if isinstance(value, Mapping):
             yield from self.operators(field, value, path)
         elif isinstance(value, list | tuple):
@@ -345,17 +345,22 @@ class _Reader:
             )
 
 
-_INNER = (
+INNER = (
     fields.TEXT, fields.DOCUMENT_ID, fields.CHUNKS, fields.DECLARED, fields.DELETED, fields.INDEXED_AT,
     fields.REVISION, "version", "if_version", "embedding",
 )  # fmt: skip
 """What the index or the API calls something that a filter does not see; taken for metadata keys they would silently
 match nothing. Spelt `metadata.version` they are metadata keys, and so is one that the collection declares."""
-_INNER_OBJECTS = (f"{fields.CHUNKS}.", _DECLARED_PREFIX)
+INNER_OBJECTS = (f"{fields.CHUNKS}.", _DECLARED_PREFIX)
 
 
-def _field(name: str, declared: Mapping[str, DeclaredType], path: str) -> Field:
-    """Return what a name means: reserved, else declared, else a metadata path."""
+def _field(
+    name: str, declared: Mapping[str, DeclaredType], path: str, *, declared_anywhere: bool = False
+) -> Field:
+    """Return what a name means: reserved, else declared, else a metadata path.
+
+    `declared_anywhere`: the collection is not known yet, and may declare what is called like an inner field.
+    """
     if name in fields.RESERVED:
         kind = fields.RESERVED[name]
         indexed = fields.indexed_name(name)
@@ -364,7 +369,8 @@ def _field(name: str, declared: Mapping[str, DeclaredType], path: str) -> Field:
         # What documents say of themselves stands in the field or in metadata of that name: look at both.
         both = (indexed, _METADATA_PREFIX + name) if name in fields.KEYWORDS else (indexed,)
         return Field(name, kind, both)
-    if (name in _INNER and name not in declared) or name.startswith(_INNER_OBJECTS):
+    undeclared = name in INNER and name not in declared and not declared_anywhere
+    if undeclared or name.startswith(INNER_OBJECTS):
         raise _refuse(
             path,
             "is no field that filters test",

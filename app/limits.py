@@ -19,6 +19,7 @@ from app.models import (
     MAX_QUERY_CHARS,
     MAX_TOP_K,
     MAX_WINDOW,
+    Profile,
     Search,
 )
 
@@ -40,20 +41,26 @@ class Limits:
 
         So what tries to smuggle a query into a filter is refused before the cluster hears of the request.
         """
-        routes = search.routes or []
-        words = {"query": search.query}
-        words |= {f"routes[{at}].query": route.query for at, route in enumerate(routes) if route.query}
-        for field, text in words.items():
-            self._check(field, len(text), self.query_chars, "characters", "shorten it")
+        self._check("query", len(search.query), self.query_chars, "characters", "shorten it")
         self._check("top_k", search.top_k, self.top_k, "hits on a page", "ask for pages with `cursor`")
-        window = search.fusion.window if search.fusion else None
-        if window is not None:
-            self._check("fusion.window", window, self.window, "ranks", "narrow it")
         if search.filter:
             self.check_filter(search.filter)
-        for at, route in enumerate(routes):
+        self._check_ranking(search)
+
+    def check_profile(self, profile: Profile, *, path: str) -> None:
+        """Raise as `check_search` does for what searches would take from the profile."""
+        self._check_ranking(profile, path=f"{path}.")
+
+    def _check_ranking(self, ranking: Search | Profile, *, path: str = "") -> None:
+        window = ranking.fusion.window if ranking.fusion else None
+        if window is not None:
+            self._check(f"{path}fusion.window", window, self.window, "ranks", "narrow it")
+        for at, route in enumerate(ranking.routes or []):
+            here = f"{path}routes[{at}]"
+            if route.query:
+                self._check(f"{here}.query", len(route.query), self.query_chars, "characters", "shorten it")
             if route.filter:
-                self.check_filter(route.filter, path=f"routes[{at}].filter")
+                self.check_filter(route.filter, path=f"{here}.filter")
 
     def check_filter(self, value: Mapping[str, Any], *, path: str = "filter") -> None:
         """Raise LimitExceeded, or InvalidRequest for what is no filter, whatever the collection declares."""

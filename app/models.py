@@ -37,6 +37,9 @@ MAX_FILTER_TERMS = 4_096
 MAX_KEYWORD_CHARS = 1_024
 MAX_TEXT_CHARS = 5_000_000
 MAX_TITLE_CHARS = 2_000
+MAX_VECTOR_DIMS = 4_096
+MAX_FLOAT = 3.4e38
+"""About the largest 32-bit float."""
 DEFAULT_WINDOW = 100
 
 
@@ -93,7 +96,8 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+WHOLE = BeforeValidator(_whole)
+"""Behind the range of an `int`, so that the schema tells the range."""
 
 
 def _clean_text(value: str) -> str:
@@ -256,8 +260,19 @@ class DecayStrength(Value):
 STRENGTHS = ("half_life", "scale", "rate", "hourly_loss")
 
 
+def _some(*names: str) -> dict[str, Any]:
+    """Return a schema: one or more of the fields is there, and not null."""
+    return {"anyOf": [_present(name) for name in names]}
+
+
+def _present(name: str) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
 class Decay(DecayStrength):
     """How age lowers a score, and where."""
+
+    model_config = ConfigDict(json_schema_extra=_some(*STRENGTHS))
 
     placement: Literal["route", "fused"] = Field(
         "route",
@@ -338,7 +353,7 @@ class Route(Value):
     query: Annotated[Text, Field(min_length=1, max_length=MAX_QUERY_CHARS)] | None = Field(
         None, description="Other words for this route, such as a rewritten query; the request's if left out."
     )
-    num_candidates: Annotated[Whole, Field(ge=1, le=10_000)] | None = Field(
+    num_candidates: Annotated[int, Field(ge=1, le=10_000), WHOLE] | None = Field(
         None, description="Vector routes: candidates per shard; at least the window."
     )
     title_boost: Annotated[float, Field(ge=0, le=100)] | None = Field(
@@ -378,7 +393,7 @@ class Fusion(Value):
         ),
     )
     rank_constant: Annotated[float, Field(ge=1, le=1e6)] = Field(60, description="rrf only.")
-    window: Annotated[Whole, Field(ge=1, le=MAX_WINDOW)] | None = Field(
+    window: Annotated[int, Field(ge=1, le=MAX_WINDOW), WHOLE] | None = Field(
         None, description=f"Ranks of each route that count; {DEFAULT_WINDOW} if left out."
     )
     normalizer: Literal["zscore", "minmax"] | None = Field(
@@ -412,8 +427,8 @@ class Fusion(Value):
 class Rerank(Value):
     """Let a cross-encoder reorder the head of the fused list."""
 
-    candidates: Annotated[Whole, Field(ge=1, le=1000)] = Field(50, description="Fused hits it reads.")
-    top_n: Annotated[Whole, Field(ge=1, le=1000)] | None = Field(
+    candidates: Annotated[int, Field(ge=1, le=1000), WHOLE] = Field(50, description="Fused hits it reads.")
+    top_n: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = Field(
         None, description="Hits kept; all candidates if left out, so that pages go through them."
     )
     min_score: float | None = Field(None, description="Least score kept, on the reranker's own scale.")
@@ -453,7 +468,9 @@ class Mmr(Value):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
     lambda_: Fraction = Field(0.5, alias="lambda", description="1: relevance alone; 0: difference alone.")
-    candidates: Annotated[Whole, Field(ge=1, le=1000)] = Field(50, description="Fused hits it chooses from.")
+    candidates: Annotated[int, Field(ge=1, le=1000), WHOLE] = Field(
+        50, description="Fused hits it chooses from."
+    )
 
 
 def has_strength(decay: DecayStrength) -> bool:
@@ -561,17 +578,27 @@ class Ranked(Value):
 
 
 def _vector(value: list[float]) -> list[float]:
-    if not value or len(value) > 4096:
-        raise invalid("a vector has 1 to 4096 numbers")
+    if not value or len(value) > MAX_VECTOR_DIMS:
+        raise invalid(f"a vector has 1 to {MAX_VECTOR_DIMS} numbers")
     numbers = np.asarray(value, dtype=np.float64)
-    if not (np.abs(numbers) <= 3.4e38).all():  # NaN compares as false
+    if not (np.abs(numbers) <= MAX_FLOAT).all():  # NaN compares as false
         raise invalid("a vector's numbers are finite 32-bit floats")
     if np.linalg.norm(numbers) < 1e-15:
         raise invalid("a zero vector has no direction, so no cosine: leave it out")
     return value
 
 
-Vector = Annotated[list[float], AfterValidator(_vector)]
+Vector = Annotated[
+    list[float],
+    AfterValidator(_vector),
+    WithJsonSchema({
+        "type": "array",
+        "items": {"type": "number", "minimum": -MAX_FLOAT, "maximum": MAX_FLOAT},
+        "minItems": 1,
+        "maxItems": MAX_VECTOR_DIMS,
+        "contains": {"not": {"const": 0}},
+    }),
+]  # fmt: skip
 
 
 NOT_BLANK = r"[^\s\u0000\u001c-\u001f\u0085]"
@@ -596,7 +623,7 @@ class Query(Value):
         None,
         description="The origin of decay and age; now if left out. Where it is given, documents created after it are hidden.",
     )
-    top_k: Annotated[Whole, Field(ge=1, le=MAX_TOP_K)] = Field(10, description="Hits on one page.")
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K), WHOLE] = Field(10, description="Hits on one page.")
 
     @model_validator(mode="after")
     def _not_blank(self) -> Self:
@@ -617,6 +644,7 @@ HIT_NAMES = (
     fields.SALIENCE,
 )
 """What `fields` of a search may name."""
+HitName = Annotated[str, Field(max_length=256), WithJsonSchema({"type": "string", "enum": list(HIT_NAMES)})]
 
 
 MAX_REWRITE_QUERIES = 4
@@ -625,9 +653,19 @@ MAX_REWRITE_QUERIES = 4
 class RewriteOptions(Value):
     """What a chat model shall make of the query; each part becomes routes of its own."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["keywords"], "properties": {"keywords": {"const": True}}},
+                {"required": ["expansion"], "properties": {"expansion": {"const": True}}},
+                {"required": ["queries"], "properties": {"queries": {"minimum": 1}}},
+            ]
+        }
+    )
+
     keywords: bool = Field(False, description="A text route of the words that matter.")
     expansion: bool = Field(False, description="A text route of other words that documents may use.")
-    queries: Annotated[Whole, Field(ge=0, le=MAX_REWRITE_QUERIES)] = Field(
+    queries: Annotated[int, Field(ge=0, le=MAX_REWRITE_QUERIES), WHOLE] = Field(
         0, description="So many other ways to ask, a route of each kind that the search has for each."
     )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(0.5, description="Of each route that it adds.")
@@ -676,7 +714,7 @@ class Search(Query):
     dedup: Dedup | None = None
     mmr: Mmr | None = None
     collapse: bool = Field(True, description="One hit per document (its best chunk); false: one per chunk.")
-    neighbours: Annotated[Whole, Field(ge=0, le=20)] = Field(
+    neighbours: Annotated[int, Field(ge=0, le=20), WHOLE] = Field(
         0, description="Chunks before and after the best one that `text` includes."
     )
     valid_time: Literal["only", "any"] = Field(
@@ -700,7 +738,7 @@ class Search(Query):
         description="Mark the text route's terms in title and text with `<em>`; HTML of the document is escaped unless "
         "{'encoder': 'default'} asks for it as stored.",
     )
-    fields: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64)] | None = Field(
+    fields: Annotated[list[HitName], Field(max_length=64)] | None = Field(
         None,
         description="Which of the document's own fields a hit carries ('title', 'metadata', 'tags', …); all if left out.",
     )
@@ -720,7 +758,7 @@ class Search(Query):
     )
     paging: bool = Field(True, description="false: no cursor, and no point in time is held open.")
     strict: bool = Field(False, description="Answer an error rather than a degraded result.")
-    timeout_ms: Annotated[Whole, Field(ge=50, le=60_000)] | None = Field(
+    timeout_ms: Annotated[int, Field(ge=50, le=60_000), WHOLE] | None = Field(
         None, description="Time budget of this request; the service's own where that is shorter."
     )
 
@@ -921,7 +959,7 @@ class WhyResult(Value):
 # --- documents ---------------------------------------------------------------------------------------------------
 
 Keyword = Annotated[Text, Field(min_length=1, max_length=MAX_KEYWORD_CHARS)]
-Revision = Annotated[Whole, Field(ge=1, le=2**62)]
+Revision = Annotated[int, Field(ge=1, le=2**62), WHOLE]
 
 
 def _check_metadata(value: dict[str, Any]) -> dict[str, Any]:
@@ -984,8 +1022,21 @@ class DocumentFields(Value):
     )
 
 
+NOT_EMPTY = r"[^\s\u001c-\u001f\u0085]"
+"""As a pattern in the schema: some character is not white space."""
+
+
 class Document(DocumentFields):
     """A document as upserted."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": [name], "properties": {name: {"pattern": NOT_EMPTY}}}
+                for name in ("text", "title")
+            ]
+        }
+    )
 
     id: DocumentId = Field(examples=["leave-2026"])
     title: Annotated[Text, Field(max_length=MAX_TITLE_CHARS)] = ""
@@ -1012,8 +1063,18 @@ class Document(DocumentFields):
         return self
 
 
+def _clearable(schema: dict[str, Any]) -> None:
+    """Say that null clears `evergreen` and `metadata` too, and that a patch names something to change."""
+    for name in ("evergreen", "metadata"):
+        field = schema["properties"][name]
+        field["type"] = [field["type"], "null"]
+    schema |= {"minProperties": 2, "dependentSchemas": {"if_version": {"minProperties": 3}}}
+
+
 class DocumentPatch(DocumentFields):
     """Fields of a stored document to change without embedding it again; null clears one."""
+
+    model_config = ConfigDict(json_schema_extra=_clearable)
 
     id: DocumentId
     if_version: Revision | None = None
@@ -1054,6 +1115,16 @@ class PatchDocuments(Value):
 
 class DeleteDocuments(Value):
     """What to delete: ids, or a filter, or everything."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["ids"], "properties": {"ids": {"type": "array"}}},
+                {"required": ["filter"], "properties": {"filter": {"type": "object"}}},
+                {"required": ["delete_all"], "properties": {"delete_all": {"const": True}}},
+            ]
+        }
+    )
 
     ids: Annotated[list[DocumentId], Field(min_length=1, max_length=MAX_ITEMS)] | None = None
     filter: Filter | None = None
@@ -1239,17 +1310,18 @@ class CollectionOptions(Value):
         None,
         description="The embedding model, one of those that the service knows; its first one if left out.",
     )
-    dims: Annotated[Whole, Field(ge=1, le=4096)] | None = Field(
+    dims: Annotated[int, Field(ge=1, le=4096), WHOLE] | None = Field(
         None, description="The model's if left out; others are for vectors that callers bring."
     )
     similarity: Similarity = "cosine"
     declared: Annotated[dict[FieldName, DeclaredType], Field(max_length=200)] = Field(
         default_factory=dict,
+        json_schema_extra={"propertyNames": {"not": {"enum": [*fields.RESERVED, *NOT_DECLARABLE]}}},
         description="Metadata keys that are typed, so that ranges work on them. Keys that no stored document has can "
         "be added at any time.",
     )
-    shards: Annotated[Whole, Field(ge=1, le=64)] = 1
-    replicas: Annotated[Whole, Field(ge=0, le=5)] | None = Field(
+    shards: Annotated[int, Field(ge=1, le=64), WHOLE] = 1
+    replicas: Annotated[int, Field(ge=0, le=5), WHOLE] | None = Field(
         None,
         description="Copies of each shard; one where the cluster has two nodes or more if left out or null. Can be "
         "changed at any time.",
@@ -1279,7 +1351,7 @@ class CollectionOptions(Value):
             }
         ],
     )
-    if_revision: Annotated[Whole, Field(ge=0)] | None = Field(None, description=IF_REVISION)
+    if_revision: Annotated[int, Field(ge=0), WHOLE] | None = Field(None, description=IF_REVISION)
 
     @model_validator(mode="after")
     def _no_clash(self) -> Self:
@@ -1302,6 +1374,7 @@ class SynonymRule(Value):
     """One rule, as in Elasticsearch's synonym sets."""
 
     synonyms: Annotated[Text, Field(min_length=1, max_length=2_000)] = Field(
+        json_schema_extra={"pattern": ",|=>"},
         description="Equivalent terms with commas between them, or one way: `terms => terms`.",
         examples=["电脑, 计算机, computer", "k8s => kubernetes"],
     )
@@ -1323,8 +1396,15 @@ MAX_SYNONYM_RULES = 2_000
 MAX_SYNONYM_CHARS = 100_000
 
 
+def _rules_or_texts(schema: dict[str, Any]) -> None:
+    text = SynonymRule.model_json_schema()["properties"]["synonyms"]
+    schema["items"] = {"anyOf": [schema["items"], text]}
+
+
 class _Synonyms(Value):
-    synonyms_set: Annotated[list[SynonymRule], Field(max_length=MAX_SYNONYM_RULES)]
+    synonyms_set: Annotated[list[SynonymRule], Field(max_length=MAX_SYNONYM_RULES)] = Field(
+        json_schema_extra=_rules_or_texts
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -1340,7 +1420,7 @@ class _Synonyms(Value):
 class SynonymSet(_Synonyms):
     """The synonyms of a collection, as a body of Elasticsearch's `_synonyms` has them; rules may also be plain text."""
 
-    if_revision: Annotated[Whole, Field(ge=0)] | None = Field(None, description=IF_REVISION)
+    if_revision: Annotated[int, Field(ge=0), WHOLE] | None = Field(None, description=IF_REVISION)
 
 
 class StoredSynonyms(_Synonyms):

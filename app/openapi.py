@@ -3,6 +3,7 @@
 Routes read their bodies themselves (strict JSON, failures per item), so what they take is written down here.
 """
 
+import re
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 
 from app import fields, models
-from app.filters import MAX_VALUE_UNITS
+from app.filters import INNER, INNER_OBJECTS, MAX_VALUE_UNITS
 from app.times import INSTANT_SCHEMA
 
 REF = "#/components/schemas/{model}"
@@ -102,6 +103,13 @@ UPSERT_EXAMPLES = {
         },
     }
 }
+GIVEN: dict[str, Any] = {
+    "type": "object",
+    "propertyNames": {
+        "enum": [name for name in models.Document.model_fields if name not in ("text", "embedding")]
+    },
+}
+"""Fields of a document that stand beside a file."""
 FILES_BODY: dict[str, Any] = {
     "required": True,
     "content": {
@@ -114,11 +122,12 @@ FILES_BODY: dict[str, Any] = {
                     "file": {
                         "type": "array",
                         "items": {"type": "string", "format": "binary"},
+                        "minItems": 1,
                         "maxItems": 100,
                         "description": "The files: one part each, all called `file`.",
                     },
                     "fields": {
-                        "type": "object",
+                        **GIVEN,
                         "description": "JSON: fields of the documents of all files, such as `lang`, `creation_time`, "
                         "`metadata`. Rows of tables have their own instead where they name one.",
                     },
@@ -126,8 +135,8 @@ FILES_BODY: dict[str, Any] = {
                         "description": "JSON: fields of each file's document, `id` among them: a list in the order of "
                         "the files, or an object by file name. `creation_time: null` means undated.",
                         "anyOf": [
-                            {"type": "array", "items": {"type": ["object", "null"]}},
-                            {"type": "object", "additionalProperties": {"type": "object"}},
+                            {"type": "array", "items": {"anyOf": [GIVEN, {"type": "null"}]}},
+                            {"type": "object", "additionalProperties": GIVEN},
                         ],
                     },
                     "names": {
@@ -136,6 +145,7 @@ FILES_BODY: dict[str, Any] = {
                     },
                     "refresh": {"enum": ["false", "true", "wait_for"], "default": "false"},
                 },
+                "additionalProperties": False,
                 "example": {
                     "file": ["(contents of leave-2026.pdf)"],
                     "fields": {"lang": "en", "metadata": {"owner": "people team"}},
@@ -222,9 +232,12 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     # What callers send and get alike (profiles) is described as it is sent.
     _, sent = models_json_schema([(model, "validation") for model in wanted], ref_template=REF)
     schemas.update(sent.get("$defs", {}))
+    _close(sent)
     for schema in schemas.values():
         _name_filter(schema.get("properties", {}))
     schemas |= _filter_schemas()
+    # An empty filter would delete everything, which has its own word.
+    schemas["DeleteDocuments"]["properties"]["filter"]["anyOf"][0]["$ref"] = REF.format(model="NestedFilter")
     schemas["SearchBatch"] = _batch_schema(schemas["Search"], schemas["SearchBatch"])
     schemas["SearchResults"] = RESULTS_SCHEMA
     schemas.pop("HTTPValidationError", None)
@@ -265,19 +278,88 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
                 operation["description"] = f"{operation.get('description', '')}\n\n{told}".strip()
                 if scope == "read":
                     operation.setdefault("parameters", []).append(TIMEOUT_PARAMETER)
+            for status in _failures(path, method, operation):
+                operation["responses"].setdefault(
+                    str(status), {"$ref": f"#/components/responses/Problem{status}"}
+                )
             if path.startswith("/v1/"):
-                operation["responses"]["default"] = {
-                    "description": "What went wrong, the field at fault and the remedy (RFC 9457).",
-                    "content": {
-                        "application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}
-                    },
-                }
+                operation["responses"]["default"] = {"$ref": "#/components/responses/Problem"}
+            for response in operation["responses"].values():
+                if "$ref" not in response:
+                    response["headers"] = {"X-Request-Id": REQUEST_ID_HEADER}
+    document["components"]["responses"] = {
+        "Problem": _problem("Anything else that went wrong."),
+        **{
+            f"Problem{status}": _problem(told, waits=status in _WAITING) for status, told in _FAILURES.items()
+        },
+    }
     return document
+
+
+def _failures(path: str, method: str, operation: dict[str, Any]) -> list[int]:
+    """Return the statuses of the refusals and failures that an operation knows."""
+    scopes = {scope for each in operation.get("security", ()) for scope in each["bearer"]}
+    if not scopes:
+        return []
+    found = {401, 403}
+    if path.startswith("/v1/"):
+        found |= {422, 429, 502, 503}
+        found |= {404} if "{" in path or method == "post" else set()
+        found |= {408, 413} if "requestBody" in operation else set()
+        found |= {504} if "read" in scopes else {409, 507}
+    if path == "/v1/feedback":
+        # Whoever may read may vote, which is a write.
+        found = (found - {504}) | {507}
+    if path == "/v1/search" or any(each["name"] == "cursor" for each in operation.get("parameters", ())):
+        found |= {410}
+    if path.endswith("/files"):
+        found |= {400}
+    return sorted(found)
+
+
+def _problem(told: str, *, waits: bool = False) -> dict[str, Any]:
+    return {
+        "description": f"{told} The body says which field is at fault and what to do (RFC 9457).",
+        "headers": {
+            "X-Request-Id": REQUEST_ID_HEADER,
+            **({"Retry-After": RETRY_AFTER_HEADER} if waits else {}),
+        },
+        "content": {"application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}},
+    }
+
+
+_FAILURES: dict[int, str] = {
+    400: "The form can't be read.",
+    401: "Keys are configured, and none that is known came with the request.",
+    403: "The key does not allow this; without keys, the caller is not on this machine.",
+    404: "It is not there, or not for this key.",
+    408: "The body paused too long or came too slowly.",
+    409: "It contradicts what is stored or under way.",
+    410: "The cursor has expired.",
+    413: "The body is over the service's limit.",
+    422: "The request contradicts the schema, the service's limits or itself; nothing was done.",
+    429: "Over the rate of this key, or of this address where there are no keys.",
+    502: "Elasticsearch, the embedding server or the reranker refused, or gave an answer that can't be used.",
+    503: "Too many requests at once, or something that this needs does not answer.",
+    504: "The time budget was used up.",
+    507: "Elasticsearch has no disk space left.",
+}
+_WAITING = (429, 503, 504, 507)
+REQUEST_ID_HEADER: dict[str, Any] = {
+    "description": "The request's id in the logs of the service and of Elasticsearch: that which came with the request, "
+    "else a new one.",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+}
+RETRY_AFTER_HEADER: dict[str, Any] = {
+    "description": "Seconds to wait before trying again; given where the service can tell.",
+    "schema": {"type": "integer", "minimum": 1},
+}
 
 
 _ANSWERS = (
     models.SearchResult, models.WhyResult, models.BulkResult, models.FilesResult, models.Deletion,
-    models.DocumentPage, models.StoredDocument, models.Collection, models.CollectionDetails,
+    models.DocumentPage, models.StoredDocument, models.Collection, models.CollectionDetails, models.StoredSynonyms,
 )  # fmt: skip
 
 
@@ -286,6 +368,18 @@ class _Written(GenerateJsonSchema):
 
     def ser_schema(self, schema: Any) -> JsonSchemaValue | None:
         return None if schema["type"] == "function-wrap" else super().ser_schema(schema)
+
+
+def _close(node: Any) -> None:
+    """Say that an object whose keys have a pattern has no other keys: pydantic refuses them, its schema does not."""
+    if isinstance(node, list):
+        for each in node:
+            _close(each)
+    elif isinstance(node, dict):
+        if isinstance(node.get("patternProperties"), dict):
+            node.setdefault("additionalProperties", False)
+        for each in node.values():
+            _close(each)
 
 
 def _name_filter(properties: dict[str, Any]) -> None:
@@ -371,28 +465,38 @@ def _filter_schemas() -> dict[str, Any]:
             "allOf": [
                 {"not": {"required": ["gt", "gte"]}},
                 {"not": {"required": ["lt", "lte"]}},
+                # A field that is not there has no value to test.
+                {
+                    "anyOf": [
+                        {"not": {"required": ["exists"]}},
+                        {"properties": {"exists": {"const": True}}},
+                        {"maxProperties": 1},
+                    ]
+                },
             ],
         }
         tests[kind] = {"anyOf": [value, several, object_form]}
     filters = {"$ref": REF.format(model="NestedFilter")}
     group = {"type": "array", "items": filters, "minItems": 1}
-    inner = (fields.TEXT, fields.CHUNKS, fields.DECLARED, fields.DELETED, fields.DOCUMENT_ID, fields.METADATA)
     grammar = {
         "type": "object",
         "title": "Filter",
         "description": (
             "Field or metadata key -> a value, a list of values (any of them), or an object of operators "
             "(gt, gte, lt, lte, in, ne, exists); `and` / `or` take lists of filters, `not` takes one. Ranges need a date "
-            f"field or a field declared for the collection. Nested at most {models.MAX_FILTER_DEPTH} deep."
+            f"field or a field declared for the collection. Nested at most {models.MAX_FILTER_DEPTH} deep. Metadata keys that "
+            f"are called {', '.join(INNER)} are written with `metadata.` before them."
         ),
         "properties": {
             **{name: tests[kind] for name, kind in fields.RESERVED.items()},
             "and": group,
             "or": group,
             "not": filters,
-            # What the index calls something that no filter sees.
-            **{name: False for name in inner if name not in fields.RESERVED},
+            # What the index or a stored document calls something that no filter sees. A collection that declares such a
+            # key takes its bare name too; `metadata.<name>` holds for all.
+            **dict.fromkeys((*INNER, fields.METADATA), False),
         },
+        "patternProperties": {f"^{re.escape(prefix)}": False for prefix in INNER_OBJECTS},
         "additionalProperties": tests["any"],
         "examples": [{"lang": "en", "creation_time": {"gte": "2025-01-01"}, "not": {"tags": "draft"}}],
     }

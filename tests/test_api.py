@@ -10,6 +10,7 @@ import httpx2
 import jsonschema
 import pytest
 
+from app.filters import INNER
 from app.settings import Settings
 from tests.fakes import EmbeddingServer
 from tests.service import Running, serving
@@ -583,6 +584,70 @@ def test_a_request_keeps_its_id(client):
     assert client.get("/livez", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
     assert client.get("/nowhere", headers={"X-Request-Id": "mine-2"}).json()["request_id"] == "mine-2"
     assert len(client.get("/livez", headers={"X-Request-Id": "no\tgood"}).headers["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize(
+    "profile, field",
+    [
+        (
+            {"routes": [{"kind": "text"}, {"kind": "text", "filter": {"lang": [0]}}]},
+            "routes[1].filter.lang[0]",
+        ),
+        ({"routes": [{"kind": "text", "filter": {"chunks.text": "x"}}]}, "routes[0].filter.chunks.text"),
+    ],
+)
+def test_a_profile_that_no_search_could_use_is_refused(client, collection, profile, field):
+    answer = client.put(f"/v1/collections/{collection}", json={"profiles": {"m": profile}})
+    problem(answer, 422, f"profiles.m.{field}")
+    assert client.get(f"/v1/collections/{collection}").json()["profiles"] == {}
+
+
+# --- metadata keys called like something inner -------------------------------------------------------------------------------
+
+
+def listed(client: httpx2.Client, collection: str, wanted: dict[str, Any]) -> list[str]:
+    answer = client.get(f"/v1/collections/{collection}/documents", params={"filter": json.dumps(wanted)})
+    assert answer.status_code == 200, answer.text
+    return [each["id"] for each in answer.json()["documents"]]
+
+
+def test_a_metadata_key_may_be_called_like_an_inner_field(client, collection):
+    upsert(
+        client,
+        collection,
+        {"id": "mine", "text": "leave", "metadata": dict.fromkeys(INNER, "mine")},
+        {"id": "other", "text": "other", "revision": 7},
+    )
+    inner = client.get(f"/v1/collections/{collection}/documents/other").json()
+    inner |= {"document_id": "other", "deleted": False, "if_version": inner["version"]}
+    for name in INNER:
+        assert listed(client, collection, {f"metadata.{name}": "mine"}) == ["mine"], name
+        assert listed(client, collection, {f"metadata.{name}": {"ne": "mine"}}) == ["other"], name
+        assert listed(client, collection, {f"metadata.{name}": {"exists": True}}) == ["mine"], name
+        if isinstance(inner.get(name), str | int):
+            assert listed(client, collection, {f"metadata.{name}": inner[name]}) == [], name
+        answer = client.get(
+            f"/v1/collections/{collection}/documents", params={"filter": json.dumps({name: "mine"})}
+        )
+        assert f"metadata.{name}" in problem(answer, 422, f"filter.{name}")["remedy"]
+
+
+def test_a_declared_key_called_version_is_the_callers(client):
+    name = f"api_{uuid.uuid4().hex[:10]}"
+    assert client.put(f"/v1/collections/{name}", json={"declared": {"version": "long"}}).status_code == 200
+    try:
+        upsert(
+            client,
+            name,
+            {"id": "third", "text": "leave", "metadata": {"version": 3}},
+            {"id": "none", "text": "leave"},
+        )
+        assert client.get(f"/v1/collections/{name}/documents/none").json()["version"] > 2
+        for key in ("version", "metadata.version"):
+            assert listed(client, name, {key: {"gte": 2}}) == ["third"]
+            assert listed(client, name, {key: {"exists": False}}) == ["none"]
+    finally:
+        client.delete(f"/v1/collections/{name}", params={"confirm": name})
 
 
 # --- what stands in the documents about it -----------------------------------------------------------------------------------

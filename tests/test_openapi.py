@@ -5,6 +5,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from app.filters import INNER
 from app.main import create_app
 from app.settings import Settings
 
@@ -61,6 +62,11 @@ def test_an_instant_in_the_schema_is_what_is_taken(value: Any, expected: bool):
         ({"not": {}}, False),
         ({"and": []}, False),
         ({"chunks": "x"}, False),
+        ({"chunks.text": "x"}, False),
+        *[({name: "x"}, False) for name in INNER],
+        *[({f"metadata.{name}": "x"}, True) for name in INNER],
+        ({"n": {"exists": False}}, True),
+        ({"n": {"exists": False, "ne": 1}}, False),
     ],
 )
 def test_a_filter_in_the_schema_is_what_is_taken(value: Any, expected: bool):
@@ -79,6 +85,55 @@ def test_a_filter_in_the_schema_is_what_is_taken(value: Any, expected: bool):
 )
 def test_a_batch_in_the_schema_is_what_is_taken(value: Any, expected: bool):
     assert fits("SearchBatch", value) is expected
+
+
+@pytest.mark.parametrize(
+    "name, value, expected",
+    [
+        ("Search", {"collection": "c", "query": "x", "top_k": 10_000}, True),
+        ("Search", {"collection": "c", "query": "x", "top_k": 10.0}, True),
+        ("Search", {"collection": "c", "query": "x", "top_k": 0}, False),
+        ("Search", {"collection": "c", "query": "x", "top_k": 10_001}, False),
+        ("Search", {"collection": "c", "query": "x", "fields": ["title", "tags"]}, True),
+        ("Search", {"collection": "c", "query": "x", "fields": ["titel"]}, False),
+        ("Search", {"collection": "c", "query": "x", "query_vector": [0.1, 0]}, True),
+        ("Search", {"collection": "c", "query": "x", "query_vector": [0, 0]}, False),
+        ("Search", {"collection": "c", "query": "x", "query_vector": []}, False),
+        ("Search", {"collection": "c", "query": "x", "decay": {"floor": 0.1}}, False),
+        ("Search", {"collection": "c", "query": "x", "rewrite": {"queries": 0}}, False),
+        ("Document", {"id": "a", "title": "t"}, True),
+        ("Document", {"id": "a", "title": " ", "text": "\n"}, False),
+        ("Document", {"id": "a", "text": "t", "revision": 0}, False),
+        ("DocumentPatch", {"id": "a", "evergreen": None}, True),
+        ("DocumentPatch", {"id": "a", "if_version": 3}, False),
+        ("DeleteDocuments", {"ids": ["a"], "filter": None, "delete_all": False}, True),
+        ("DeleteDocuments", {"ids": ["a"], "delete_all": True}, False),
+        ("DeleteDocuments", {"filter": {}}, False),
+        ("DeleteDocuments", {}, False),
+        ("CollectionOptions", {"declared": {"price": "double"}}, True),
+        ("CollectionOptions", {"declared": {"a.b": "double"}}, False),
+        ("CollectionOptions", {"declared": {"chunks": "double"}}, False),
+        ("CollectionOptions", {"shards": 65}, False),
+        ("SynonymSet", {"synonyms_set": ["a, b", {"synonyms": "a => b"}]}, True),
+        ("SynonymSet", {"synonyms_set": ["alone"]}, False),
+    ],
+)
+def test_a_body_in_the_schema_is_what_is_taken(name: str, value: Any, expected: bool):
+    assert fits(name, value) is expected
+
+
+def test_refusals_are_declared_with_their_statuses():
+    for path, operations in DOCUMENT["paths"].items():
+        for method, operation in operations.items():
+            declared = operation["responses"].keys()
+            if path.startswith("/v1/"):
+                assert {"401", "403", "422", "429", "502", "503", "default"} <= declared, (method, path)
+            assert ("413" in declared) is ("requestBody" in operation)
+            writes = operation["tags"][0] in ("documents", "collections") and method != "get"
+            assert ("507" in declared) is (writes or path == "/v1/feedback"), (method, path)
+            for status in declared - {"200", "204", "default"}:
+                reference = operation["responses"][status].get("$ref", "")
+                assert reference.endswith(f"/Problem{status}") or (path, status) == ("/readyz", "503")
 
 
 def test_paths_take_the_names_that_bodies_take():
