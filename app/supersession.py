@@ -26,6 +26,8 @@ EQUAL: Final = 0.9
 """Share of the older one's coverage from which the newer edition of a series answers the query as well."""
 COVERS: Final = 0.7
 """Share of the best coverage from which a document answers a question about what is current."""
+COVERING: Final = 50
+"""Best candidates that may be one thing without being editions of one series, where the query wants what is current."""
 STUB: Final = 0.25
 """A short text of less than this share of another does not stand for it: an erratum is not the article. Passages of
 longer documents differ in length for no such reason."""
@@ -76,6 +78,7 @@ def groups(query: str, candidates: Sequence[Said], *, current: bool = False) -> 
     found: list[Group] = []
     if current:
         found, rest = compared.series(rest)
+        rest = [at for at in rest if at < COVERING]
     leaders: list[tuple[list[int], list[str]]] = []
     for at in rest:
         for members, whys in leaders:

@@ -125,6 +125,15 @@ def test_a_query_for_what_is_current_takes_what_covers_it_together() -> None:
     assert found == [(0, 2)]
 
 
+def test_far_down_only_editions_of_a_series_are_taken_for_the_same() -> None:
+    query = "latest leave policy"
+    filler = [(None, f"Garden {at}", "about the garden") for at in range(supersession.COVERING)]
+    first, last = (2010, "Leave Policy 2010", BODY), (2020, "Leave Policy 2020", BODY)
+    other = (2021, "Office News", f"the leave policy {BODY}")
+    assert members(query, first, *filler, last, current=True) == [(0, len(filler) + 1)]
+    assert members(query, first, *filler, other, current=True) == []
+
+
 def test_words_that_none_holds_make_nothing_alike() -> None:
     pages = [(2019, "Garden plan 1", BODY), (2021, "Attic plan", BODY), (2023, "Garden plan 2", BODY)]
     assert members("latest zeitgeist", *pages, *FILLER) == []
