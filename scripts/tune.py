@@ -140,7 +140,7 @@ def tune(
     \b
     How to read the end:
       gain       mean over the sets to gain on, with a 95 % interval (questions drawn again) and p (signs flipped)
-      p > 0.05   may be chance: ask more questions before you rely on it
+      p > 0.05   may be chance, "Undecided": ask more questions before you rely on it
       few        with less than 25 held-out questions, chance moves nDCG by 0.1 either way: too few to tell
       --report   plots: each trial's gain, gain against loss, gain against half-life and floors, each set; how sure
                  each parameter is
@@ -362,7 +362,7 @@ def summary(found: "Outcome") -> "RenderableType":
         weight = f"{found.importance[name] * 100:.0f} %" if name in found.importance else ""
         sure.add_row(name, value, f"{told['share'] * 100:.0f} %", between, weight)
     head = Text.assemble(
-        ("Take it" if found.take else "Keep what you have", "bold green" if found.take else "bold yellow"),
+        (found.advice, "bold green" if found.advice == "Take it" else "bold yellow"),
         f": {found.reason}.",
     )
     shown = Text(json.dumps(dict(found.best.options), ensure_ascii=False), style="" if found.take else "dim")

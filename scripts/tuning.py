@@ -32,6 +32,8 @@ GROUPS: Final = ("fusion", "routes", "decay", "fresh")
 STARTUP: Final = 10
 """Trials drawn at random before the optimiser learns from them."""
 RESAMPLES: Final = 2000
+CHANCE: Final = 0.05
+"""Chance of such a gain by luck from which it is called one that may be."""
 LEAST_QUESTIONS: Final = 4
 FEW_QUESTIONS: Final = 25
 """Held-out questions below which nothing is sure: with a spread of .25 of nDCG among questions, chance alone moves the mean
@@ -350,6 +352,13 @@ class Outcome:
     importance: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
 
+    @property
+    def advice(self) -> str:
+        """What to do, in two or three words. A gain that chance explains is no reason to change anything yet."""
+        if not self.take:
+            return "Keep what you have"
+        return "Take it" if self.gain.p is not None and self.gain.p < CHANCE else "Undecided"
+
 
 class Tuner:
     """Runs one task's trials on the service and remembers them in a file, so that a search can be stopped and resumed."""
@@ -613,7 +622,7 @@ def _verdict(task: Task, best: Trial, gain: Gain, held_out: Sequence[SetResult])
     if gain.mean <= 0:
         return False, f"on the held-out questions it gains nothing ({gain.mean:+.4f})"
     chance = "no question differs" if gain.p is None else f"p = {gain.p:.3f}"
-    sure = gain.p is not None and gain.p < 0.05
+    sure = gain.p is not None and gain.p < CHANCE
     told = (
         f"it gains {gain.mean:+.4f} on the held-out questions ({gain.low:+.4f} to {gain.high:+.4f}, {chance})"
     )

@@ -38,9 +38,7 @@ class _Point:
 def page(outcome: Outcome) -> str:
     """Return the page."""
     task = outcome.task
-    title = (
-        f"{'Take' if outcome.take else 'Keep what you have'}: {', '.join(part.name for part in task.targets)}"
-    )
+    title = f"{outcome.advice}: {', '.join(part.name for part in task.targets)}"
     guards = ", ".join(part.name for part in task.guards) or "none"
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{_e(title)}</title><style>{_STYLE}</style>",
@@ -48,7 +46,7 @@ def page(outcome: Outcome) -> str:
         (f"<p class=note>Gain in {_e(task.metric)} on {_e(', '.join(part.name for part in task.targets))}; guards: "
         f"{_e(guards)}, which may lose {task.max_loss:g}. {len(outcome.trials)} trials"
         f"{', interrupted' if outcome.interrupted else ''}; searched: {_e(', '.join(task.groups))}; seed {task.seed}.</p>"),
-        (f"<p class='verdict{' take' if outcome.take else ''}'><b>{'Take it' if outcome.take else 'Keep what you have'}</b>: "
+        (f"<p class='verdict{' take' if outcome.take else ''}'><b>{outcome.advice}</b>: "
         f"{_e(outcome.reason)}.</p>"),
         "<h2>The sets</h2>", _sets(outcome), _bars(outcome),
         "<h2>The search</h2>", _history(outcome), _pareto(outcome),
