@@ -82,8 +82,8 @@ _PAST: Final = re.compile(
     r"|in those days|in the past|once was|earliest|oldest|(?:first|initial) (?:version|edition|release)"
     r"|former(?! and\b)(?= \w)|(?:who|what|where|how|which) (?:[\w'-]+ )?used to|did (?:[\w'-]+ ){1,3}use to|early days"
     r"|the origins? of|ex-(?:president|minister|ceo))\b"
-    # "Which of these came first" compares events, whenever they were.
-    r"|(?<!哪个)(?<!哪個)(?<!哪一个)(?<!哪项)(?<!谁)最早(?!发生|發生)"
+    # "Which of these came first" (哪个最早) compares events, whenever they were.
+    r"|(?<!是)最早的"
     r"|当时|當時|曾经|曾經|历史上|歷史上|的历史|的歷史|起初|最初|早期|那时|那時|以前|从前|從前|旧版|舊版"
     r"|前任|起源|由来|第一版|过往"
     r"|かつて|もともと|当初|の歴史|昔"

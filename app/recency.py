@@ -24,6 +24,7 @@ NEWS_AGE_MS: Final = 14 * DAY_MS
 """Age at most of what counts as news. With 30 days questions about a past year lose twice as much at its end."""
 NEWS_AMONG: Final = 5
 """Best candidates of which one must be as young for a query to count as one about news."""
+NEWS_TOLD: Final = f"one of the best {NEWS_AMONG} hits is at most {NEWS_AGE_MS // DAY_MS} days old amid older ones, so newer ones count for more"
 NEWS_AMIDST: Final = 3
 """Half-lives that the candidates' median age must exceed: where all is new, its newness says nothing about the query."""
 NEWS_LEAST: Final = 10
@@ -71,6 +72,8 @@ def decide(intent: Intent, *, origin_ms: int, created_ms: Sequence[int | None]) 
                 COMPARED_CURRENT,
                 current=True,
             )
+        if _is_burst(origin_ms, created_ms):
+            return Recency("news", f"{reason}; {NEWS_TOLD}", COMPARED)
         return Recency("off", reason, COMPARED, not_after_ms=until)
     if intent.wants == "past":
         return Recency("off", f"the query asks about the past ('{intent.cue}')")
@@ -82,9 +85,7 @@ def decide(intent: Intent, *, origin_ms: int, created_ms: Sequence[int | None]) 
         reason += f"; it names {', '.join(intent.versions[:3])}, which tells editions apart"
     compared = COMPARED_CURRENT if current else COMPARED
     if not intent.spans and _is_burst(origin_ms, created_ms):
-        days = NEWS_AGE_MS // DAY_MS
-        reason = f"one of the best {NEWS_AMONG} hits is at most {days} days old amid older ones, so newer ones count for more; {reason}"
-        return Recency("news", reason, compared, current=current)
+        return Recency("news", f"{NEWS_TOLD}; {reason}", compared, current=current)
     return Recency("equals", reason, compared, current=current)
 
 

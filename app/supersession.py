@@ -141,6 +141,9 @@ class _Compared:
         self.complete = [bool(asked) and asked <= terms for terms in held]
         # What none of them holds weighs the same for all.
         self.coverage = [sum(rarity[term] for term in terms) for terms in held]
+        asked_by_name = [name & asked for name in self.names]
+        rarity = _rarity(asked_by_name)
+        self.named_coverage = [sum(rarity[term] for term in terms) for terms in asked_by_name]
         told = identifiers(query)
         patterns = {name: re.compile(rf"(?<![\d.]){re.escape(name)}(?!\d)") for name in told}
         # The cluster tells of words: the 3 of POP3 is none, and yet the document names it.
@@ -185,7 +188,9 @@ class _Compared:
         series = bool(self.stems[a]) and self.stems[a] == self.stems[b]
         if series and self.coverage[newer] >= EQUAL * self.coverage[older] > 0:
             return "editions of one series, which cover what is asked equally"
-        if titled and (series or likeness >= RELATED_NAMES) and self.complete[a] and self.complete[b]:
+        related = titled and (series or likeness >= RELATED_NAMES) and self.complete[a] and self.complete[b]
+        # Texts hold many words: what is about the same holds as many of those asked for in its name.
+        if related and self.named_coverage[newer] >= self.named_coverage[older] - 1e-9:
             return "related names, and both hold all that is asked"
         return ""
 

@@ -57,6 +57,14 @@ def test_a_time_that_still_runs_asks_for_the_newest_where_none_is_from_then() ->
     assert decided("last week's menu", [*OLD]).mode == "off"
 
 
+def test_a_time_that_nothing_is_from_says_nothing_where_a_best_hit_is_news() -> None:
+    made = decided("the strike of May 2019", [ORIGIN_MS - 5 * DAY_MS, *OLD])
+    assert (made.mode, made.not_after_ms) == ("news", None)
+    assert (
+        "none of the best 20 hits is from then; one of the best 5 hits is at most 14 days old" in made.reason
+    )
+
+
 def test_news_among_older_candidates_counts_for_more() -> None:
     made = decided("the strike", [OLD[0], ORIGIN_MS - 5 * DAY_MS, *OLD])
     assert made.mode == "news"

@@ -55,6 +55,15 @@ def test_both_hold_all_that_is_asked() -> None:
     assert members("terminology of routing", *titles, (1999, "Address Plans", ""), *FILLER) in ([], [(0, 1)])
 
 
+def test_what_names_less_of_what_is_asked_is_about_something_else() -> None:
+    query = "participation in the summer programme"
+    old = (2024, "Participation in the Summer Programme 2024", BODY)
+    new = (2025, "Results of the Summer Programme 2025", f"after our participation {BODY}")
+    again = (2025, "Participation in the Summer Programme 2025", BODY)
+    assert members(query, old, new, *FILLER) == []
+    assert members(query, old, again, *FILLER) == [(0, 1)]
+
+
 def test_a_number_of_the_query_tells_them_apart() -> None:
     old, new = (2019, "Report 2019 on licences", BODY), (2021, "Report 2021 on licences", BODY)
     assert members("report on licences", old, new, *FILLER) == [(0, 1)]
