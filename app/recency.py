@@ -25,7 +25,7 @@ NEWS_AGE_MS: Final = 14 * DAY_MS
 NEWS_AMONG: Final = 5
 """Best candidates of which one must be as young for a query to count as one about news."""
 NEWS_TOLD: Final = f"one of the best {NEWS_AMONG} hits is at most {NEWS_AGE_MS // DAY_MS} days old amid older ones, so newer ones count for more"
-NEWS_AMIDST: Final = 3
+NEWS_AMIDST: Final = 2
 """Half-lives that the candidates' median age must exceed: where all is new, its newness says nothing about the query."""
 NEWS_LEAST: Final = 10
 """Dated candidates below which their ages are no evidence."""
