@@ -59,11 +59,11 @@ from app.models import (
     Why,
     WhyResult,
     check_collection,
-    wrong_type,
+    explained,
 )
 from app.sandbox import Sandbox
 from app.searchlog import Asked, SearchLog
-from app.times import to_ms
+from app.times import parse_duration, to_ms
 
 Model = TypeVar("Model", bound=BaseModel)
 router = APIRouter()
@@ -180,23 +180,21 @@ def parse(model: type[Model], value: Any) -> Model:
 def invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """Return the validation failures as one problem, the first of them in front."""
     errors = []
-    for item in error.errors(include_url=False, include_context=False)[:20]:
+    for item in error.errors(include_url=False)[:20]:
         path = _path(item["loc"])
-        detail = item["msg"].removeprefix("Value error, ")
+        detail, remedy = explained(item)
         if item["type"] == "value_error" and (named := _NAMED.search(detail)):
             # A check over several fields says which one it means.
             path = f"{path}.{named[1]}".removeprefix(".")
-        entry = {"field": path or "body", "detail": detail}
+        entry = {"field": path or "body", "detail": detail, "remedy": remedy}
         if item["type"] == "extra_forbidden":
             entry["detail"] = "there is no such field"
             entry["remedy"] = _did_you_mean(item["loc"], model)
-        elif item["type"] in _NO_FORM and (known := _TAGS.get(str(item["loc"][-1] if item["loc"] else ""))):
-            entry["detail"], entry["remedy"] = known
+        elif item["type"] in _NO_FORM and (form := _TAGS.get(str(item["loc"][-1] if item["loc"] else ""))):
+            entry["detail"], entry["remedy"] = form(item)
         elif item["type"] == "missing":
             entry["detail"] = "is missing"
             entry["remedy"] = f"give `{path}`"
-        elif (wrong := wrong_type(item["type"], item["input"])) is not None:
-            entry["detail"], entry["remedy"] = wrong
         errors.append(entry)
     first = errors[0]
     return InvalidRequest(
@@ -225,17 +223,44 @@ def _path(location: Sequence[int | str]) -> str:
 
 
 _NO_FORM = ("model_type", "literal_error")
-_NO_DECAY = (
-    "is neither a decay nor 'off'",
-    "write an object with its strength, such as {'half_life': '180d'}, or 'off'",
-)
-_NO_VOTES = ("is neither feedback options nor 'off'", "write an object such as {'strength': 0.1}, or 'off'")
-_TAGS: dict[str, tuple[str, str] | None] = {
-    "_feedback": _NO_VOTES,
-    "_feedback_off": _NO_VOTES,
-    "_decay": _NO_DECAY,
-    "_off": _NO_DECAY,
-    "_word": ("is neither true, false nor 'cluster'", "write one of them"),
+
+
+def _no_decay(item: Mapping[str, Any]) -> tuple[str, str]:
+    told = item.get("ctx") or {}
+    words = (
+        "'auto' nor 'off'"
+        if "auto" in told.get("expected", "") or told.get("class_name") == "Decay"
+        else "'off'"
+    )
+    given = item["input"]
+    if isinstance(given, str) and _is_duration(given):
+        remedy = f'a half-life is written {{"half_life": "{given.strip()}"}}'
+    else:
+        remedy = f'write an object with its strength, such as {{"half_life": "180d"}}, or {words.replace("nor", "or")}'
+    return f"is neither a decay{',' if 'nor' in words else ' nor'} {words}", remedy
+
+
+def _is_duration(text: str) -> bool:
+    try:
+        return parse_duration(text) > 0
+    except ValueError:
+        return False
+
+
+def _no_votes(item: Mapping[str, Any]) -> tuple[str, str]:
+    return "is neither feedback options nor 'off'", "write an object such as {\"strength\": 0.1}, or 'off'"
+
+
+def _no_word(item: Mapping[str, Any]) -> tuple[str, str]:
+    return "is neither true, false nor 'cluster'", "write one of them"
+
+
+_TAGS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]] | None] = {
+    "_feedback": _no_votes,
+    "_feedback_off": _no_votes,
+    "_decay": _no_decay,
+    "_off": _no_decay,
+    "_word": _no_word,
     "_flag": None,
     "_options": None,
 }
@@ -1099,7 +1124,10 @@ def install_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         item = error.errors()[0]
         name = _path([part for part in item["loc"] if part not in ("query", "path")])
-        made = InvalidRequest(f"{name}: {item['msg']}", field=name, remedy="see /docs for its range")
+        detail, remedy = explained(item)
+        if item["type"] == "missing":
+            detail, remedy = "is missing", f"give `{name}`"
+        made = InvalidRequest(f"{name}: {detail}", field=name, remedy=remedy)
         return problem(made, request_id=_request_id(request))
 
     async def unforeseen(request: Request, error: Exception) -> Response:

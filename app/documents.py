@@ -4,6 +4,7 @@ Pure. Owns the shape of `_source`: what stands in it, what is left out, what a t
 (the caller packs them) and versions (the write protocol's).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -21,7 +22,7 @@ from app.models import (
     DocumentPatch,
     ItemError,
     StoredDocument,
-    wrong_type,
+    explained,
 )
 from app.times import format_instant, parse_instant
 
@@ -295,12 +296,11 @@ def _explain(
     cause: ValidationError, model: type[DocumentFields] | None, *, default_field: str | None = None
 ) -> InvalidItem:
     """Return the first fault in our words; what the caller sent is not repeated."""
-    faults = cause.errors(include_url=False, include_context=False)
+    faults = cause.errors(include_url=False)
     first = faults[0]
     place = (
         ".".join(str(part)[:80].encode("utf-8", "replace").decode() for part in first["loc"]) or default_field
     )
-    words = first["msg"].removeprefix("Value error, ")[:400].encode("utf-8", "replace").decode()
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     if first["type"] == "extra_forbidden":
         known = ", ".join(sorted(model.model_fields)) if model else ""
@@ -309,6 +309,14 @@ def _explain(
         )
     if first["type"] == "missing":
         return InvalidItem(f"`{place}` is missing{more}", field=place, remedy=f"send `{place}`")
-    if (wrong := wrong_type(first["type"], first["input"])) is not None:
-        return InvalidItem(f"`{place}` {wrong[0]}{more}", field=place, remedy=wrong[1])
-    return InvalidItem(f"{words}{more}", field=place, remedy="correct this field and send the item again")
+    detail, remedy = (_shortened(words) for words in explained(first))
+    # Checks of ours often are whole sentences.
+    if place is None and (named := re.search(r"`([a-z_]+)`", detail)):
+        place = named[1]
+    whole = first["type"] == "value_error" and not detail.startswith(("is ", "has ", "holds "))
+    subject = "" if whole else f"`{place}` "
+    return InvalidItem(f"{subject}{detail}{more}", field=place, remedy=remedy)
+
+
+def _shortened(words: str) -> str:
+    return words[:400].encode("utf-8", "replace").decode()

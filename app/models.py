@@ -3,8 +3,10 @@
 No clock, no network, no Elasticsearch syntax. Names follow Elasticsearch where it has one.
 """
 
+import difflib
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import numpy as np
@@ -52,7 +54,7 @@ class Value(BaseModel):
 
 
 def invalid(message: str) -> PydanticCustomError:
-    """Return an error whose message reaches the caller unchanged."""
+    """Return an error whose message reaches the caller unchanged: what is wrong and, after ": ", what to do about it."""
     return PydanticCustomError("value_error", "{message}", {"message": message})
 
 
@@ -80,15 +82,74 @@ _JSON_TYPES = {
     "list_type": ("a list", "write a JSON list, of one member where there is one"),
     "dict_type": ("an object", "write a JSON object"),
     "model_type": ("an object", "write a JSON object"),
+    "model_attributes_type": ("an object", "write a JSON object"),
+    "string_unicode": ("well-formed Unicode", "send UTF-8 without lone surrogates"),
+    "int_parsing": ("a whole number", "write digits alone"),
+    "bool_parsing": ("true or false", "write true or false"),
+    "float_parsing": ("a number", "write digits alone"),
+    "finite_number": ("a finite number", "write one of a magnitude that a double can hold"),
 }
 
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("below", "lt"),
+}
+NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
+PROFILE_PATTERN = r"^[a-z][a-z0-9_-]*$"
+KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
+INTERVAL_PATTERN = r"^(-1|[1-9][0-9]{0,5}(ms|s|m))$"
 
-def wrong_type(error_type: str, value: Any) -> tuple[str, str] | None:
-    """Return what is wrong with a value of another JSON type than its field's, and the remedy; None for other faults."""
-    wanted = _JSON_TYPES.get(error_type)
-    if wanted is None:
-        return None
-    return f"must be {wanted[0]}, not {described(value)}", wanted[1]
+
+_PATTERNS = {
+    NAME_PATTERN: "begin with a small letter; small letters, digits and '_' may follow",
+    PROFILE_PATTERN: "begin with a small letter; small letters, digits, '_' and '-' may follow",
+    KEY_PATTERN: "use 1 to 64 letters, digits and '_', a digit not first",
+    INTERVAL_PATTERN: "write a whole number with its unit, such as '1s' or '500ms', or '-1' for never",
+}
+"""How to write what a pattern asks for."""
+
+
+def explained(fault: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what is wrong with a value and the remedy, of one entry of pydantic's `errors()`, its context included.
+
+    What the caller sent is not repeated, but for what checks of ours say of it.
+    """
+    kind, value, told = fault["type"], fault["input"], fault.get("ctx") or {}
+    if kind == "value_error":
+        return _split(fault["msg"].removeprefix("Value error, "), ours="message" in told)
+    if kind in _JSON_TYPES:
+        wanted, remedy = _JSON_TYPES[kind]
+        return f"must be {wanted}, not {described(value)}", remedy
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        bound = f"{words} {told[name]:g}"
+        return f"must be {bound}", f"write a number {'of ' if words.startswith('at ') else ''}{bound}"
+    if kind in ("too_short", "string_too_short"):
+        least, unit = told["min_length"], "character" if kind == "string_too_short" else "member"
+        return (
+            "is empty" if least == 1 else "is too short"
+        ), f"give it at least {least} {unit}{'s' * (least > 1)}"
+    if kind in ("too_long", "string_too_long"):
+        most, unit = told["max_length"], "characters" if kind == "string_too_long" else "members"
+        return f"has more than {most} {unit}", f"shorten it to {most} {unit}"
+    if kind in ("literal_error", "enum"):
+        names = re.findall(r"'([^']*)'", told["expected"])
+        close = difflib.get_close_matches(value[:64], names, n=1) if isinstance(value, str) else []
+        return f"must be {told['expected']}", f"did you mean '{close[0]}'?" if close else "write one of them"
+    if kind == "string_pattern_mismatch":
+        pattern = told["pattern"]
+        return f"does not fit the pattern {pattern}", _PATTERNS.get(
+            pattern, "write it as that pattern has it"
+        )
+    return fault["msg"], "see what /docs says of this field"
+
+
+def _split(message: str, *, ours: bool) -> tuple[str, str]:
+    # Messages about instants and durations begin with what was sent, in which there may be colons.
+    problem, told, remedy = message.partition(": ") if ours else message.rpartition(": ")
+    return (problem, remedy) if told else (message, "write it as /docs says of this field")
 
 
 def _whole(value: Any) -> Any:
@@ -115,7 +176,7 @@ def _check_id(value: str) -> str:
     _clean_text(value)
     size = len(value.encode())
     if size == 0 or size > MAX_ID_BYTES:
-        raise invalid(f"an id is 1 to {MAX_ID_BYTES} bytes of UTF-8; this one has {size}")
+        raise invalid(f"an id is 1 to {MAX_ID_BYTES} bytes of UTF-8, and this one has {size}: write another")
     if value == "..":
         raise invalid(
             "'..' can't be an id: URLs drop it, and a DELETE would reach what stands above the document"
@@ -144,7 +205,7 @@ def check_collection(value: str) -> str:
     if len(value) > 100 or not _COLLECTION.fullmatch(value) or _RESERVED_COLLECTION.fullmatch(value):
         raise invalid(
             "a collection's name is 1 to 100 lower-case letters, digits, '_' and single '-' between them, and does "
-            "not end like an index of ours ('-20260131000000', '-w-1-a')"
+            "not end like an index of ours ('-20260131000000', '-w-1-a'): write such a name"
         )
     return value
 
@@ -180,7 +241,7 @@ def _rate_per_day(value: Any) -> Any:
     if isinstance(value, str):
         match = _RATE.fullmatch(value)
         if match is None:
-            raise invalid("a rate is a number per day, or text with its unit, such as '0.02/h'")
+            raise invalid("is no rate: write a number per day, or text with its unit, such as '0.02/h'")
         return float(match[1]) * (DAY_MS / MS[match[2]])
     return value
 
@@ -243,7 +304,9 @@ class DecayStrength(Value):
             raise invalid("`decay` is the factor at `scale`: give `scale` too, or use `half_life`")
         for name in ("half_life", "scale"):
             if getattr(self, name) == 0:
-                raise invalid(f"`{name}` must be longer than zero")
+                raise invalid(
+                    f"`{name}` must be longer than zero: write such as '30d', or leave the decay out"
+                )
         if self.kind == "gauss" and (self.rate is not None or self.hourly_loss is not None):
             named = "rate" if self.rate is not None else "hourly_loss"
             raise invalid(
@@ -335,7 +398,7 @@ class Route(Value):
     """One recall query, ranked in the cluster."""
 
     kind: RouteKind = Field(description="text: BM25; vector: kNN; fresh_*: the same within a date window.")
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_]*$")] | None = Field(
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=NAME_PATTERN)] | None = Field(
         None,
         description="Its key in the answer; the kind if left out (numbered from the second of a kind on).",
     )
@@ -369,11 +432,13 @@ class Route(Value):
                 f"`window` belongs to fresh_text and fresh_vector, not to '{self.kind}': use kind 'fresh_{self.kind}'"
             )
         if not fresh and self.field is not None:
-            raise invalid(f"`field` belongs to fresh_text and fresh_vector, not to '{self.kind}'")
+            raise invalid(
+                f"`field` belongs to fresh_text and fresh_vector, not to '{self.kind}': drop it, or use kind 'fresh_{self.kind}'"
+            )
         if self.window == 0:
-            raise invalid("`window` must be longer than zero")
+            raise invalid("`window` must be longer than zero: write such as '7d', or leave it out for 30d")
         if self.num_candidates is not None and not self.kind.endswith("vector"):
-            raise invalid("`num_candidates` belongs to vector routes")
+            raise invalid(f"`num_candidates` belongs to vector routes, not to '{self.kind}': drop it")
         if self.title_boost is not None and self.kind.endswith("vector"):
             raise invalid(
                 f"`title_boost` belongs to text routes, not to '{self.kind}': vectors hold the title already"
@@ -414,12 +479,12 @@ class Fusion(Value):
     @model_validator(mode="after")
     def _fits_method(self) -> Self:
         if "rank_constant" in self.model_fields_set and self.method != "rrf":
-            raise invalid(f"`rank_constant` belongs to method 'rrf', not '{self.method}'")
+            raise invalid(f"`rank_constant` belongs to method 'rrf', not '{self.method}': drop one of them")
         if self.normalizer is not None and self.method != "linear":
-            raise invalid(f"`normalizer` belongs to method 'linear', not '{self.method}'")
+            raise invalid(f"`normalizer` belongs to method 'linear', not '{self.method}': drop one of them")
         if self.weights is not None and self.method != "additive":
             raise invalid(
-                f"`weights` belongs to method 'additive'; give each route its own `weight` for '{self.method}'"
+                f"`weights` belongs to method 'additive': give each route its own `weight` for '{self.method}'"
             )
         return self
 
@@ -484,7 +549,8 @@ def _check_routes(routes: list[Route] | None, decay: Decay | DecayWord | None) -
         raise invalid("two `routes` have the same `name`: each is a key of the answer")
     if isinstance(decay, Decay) and decay.placement == "fused" and any(route.decay for route in routes or []):
         raise invalid(
-            "`routes[].decay` belongs to placement 'route'; with 'fused' one factor multiplies the fused score"
+            "`routes[].decay` belongs to placement 'route', since with 'fused' one factor multiplies the fused score: drop it, or the "
+            "placement"
         )
     if decay == "auto" and any(isinstance(route.decay, DecayStrength) for route in routes or []):
         raise invalid(
@@ -530,7 +596,7 @@ class Profile(Value):
         return self
 
 
-ProfileName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_-]*$")]
+ProfileName = Annotated[str, Field(min_length=1, max_length=64, pattern=PROFILE_PATTERN)]
 
 
 class Arm(Value):
@@ -579,12 +645,14 @@ class Ranked(Value):
 
 def _vector(value: list[float]) -> list[float]:
     if not value or len(value) > MAX_VECTOR_DIMS:
-        raise invalid(f"a vector has 1 to {MAX_VECTOR_DIMS} numbers")
+        raise invalid(
+            f"has not 1 to {MAX_VECTOR_DIMS} numbers: send the vector of the collection's model, or leave it out"
+        )
     numbers = np.asarray(value, dtype=np.float64)
     if not (np.abs(numbers) <= MAX_FLOAT).all():  # NaN compares as false
-        raise invalid("a vector's numbers are finite 32-bit floats")
+        raise invalid("holds what is no finite 32-bit float: embed the text anew, or leave the vector out")
     if np.linalg.norm(numbers) < 1e-15:
-        raise invalid("a zero vector has no direction, so no cosine: leave it out")
+        raise invalid("is a zero vector, which has no direction and so no cosine: leave it out")
     return value
 
 
@@ -608,10 +676,10 @@ NOT_BLANK = r"[^\s\u0000\u001c-\u001f\u0085]"
 class Query(Value):
     """What is looked for: the part of a search that differs between the queries of a batch."""
 
-    query: Annotated[Text, Field(min_length=1, max_length=MAX_QUERY_CHARS)] = Field(
+    query: Annotated[Text, Field(max_length=MAX_QUERY_CHARS)] = Field(
         description="The question or keywords, as typed.",
         examples=["how long may I carry over leave?"],
-        json_schema_extra={"pattern": NOT_BLANK},
+        json_schema_extra={"pattern": NOT_BLANK, "minLength": 1},
     )
     query_vector: Vector | None = Field(
         None,
@@ -782,7 +850,7 @@ class Search(Query):
         if self.rerank and self.mmr:
             raise invalid("`rerank` and `mmr` both order the head: choose one")
         if self.rerank and self.rerank.top_n is not None and self.rerank.top_n > self.rerank.candidates:
-            raise invalid("`rerank.top_n` is more than `rerank.candidates`")
+            raise invalid("`rerank.top_n` is more than `rerank.candidates`: lower it, or raise those")
         return self
 
 
@@ -969,26 +1037,28 @@ def _check_metadata(value: dict[str, Any]) -> dict[str, Any]:
         node, depth, path = stack.pop()
         seen += 1
         if seen > 10_000:
-            raise invalid("metadata holds more than 10000 values")
+            raise invalid(
+                "metadata holds more than 10000 values: store what is not filtered by in the text, or elsewhere"
+            )
         if isinstance(node, dict):
             if depth > 16:
-                raise invalid(f"{path[:80]} is nested deeper than 16 levels")
+                raise invalid(f"{path[:80]} is nested deeper than 16 levels: flatten it")
             for key, child in node.items():
                 if "\0" in key or len(key.encode(errors="replace")) > 256:
                     raise invalid(
-                        f"the key '{key[:40]!r}' in {path[:80]} holds NUL or is longer than 256 bytes"
+                        f"the key '{key[:40]!r}' in {path[:80]} holds NUL or is longer than 256 bytes: rename it"
                     )
                 _clean_text(key)
                 stack.append((child, depth + 1, f"{path}.{key}"))
         elif isinstance(node, list):
             stack.extend((child, depth, path) for child in node)
             if depth > 16:
-                raise invalid(f"{path[:80]} is nested deeper than 16 levels")
+                raise invalid(f"{path[:80]} is nested deeper than 16 levels: flatten it")
             depth += 1
         elif isinstance(node, str):
             _clean_text(node)
         elif isinstance(node, float) and not math.isfinite(node):
-            raise invalid(f"{path[:80]} is not a finite number")
+            raise invalid(f"{path[:80]} is not a finite number: leave it out, or write it as text")
     return value
 
 
@@ -1059,7 +1129,9 @@ class Document(DocumentFields):
         if self.revision is not None and self.if_version is not None:
             raise invalid("`revision` and `if_version` are two ways to guard a write: choose one")
         if self.start_date is not None and self.end_date is not None and self.end_date <= self.start_date:
-            raise invalid("`end_date` is not after `start_date`: it would never be true")
+            raise invalid(
+                "`end_date` is not after `start_date`, so it would never be true: correct one of them"
+            )
         return self
 
 
@@ -1280,7 +1352,7 @@ class DocumentPage(Value):
 # --- collections ---------------------------------------------------------------------------------------------------
 
 DeclaredType = Literal["long", "double", "date", "keyword", "boolean"]
-FieldName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+FieldName = Annotated[str, Field(pattern=KEY_PATTERN)]
 Similarity = Literal["cosine", "dot_product", "l2_norm", "max_inner_product"]
 
 
@@ -1326,7 +1398,7 @@ class CollectionOptions(Value):
         description="Copies of each shard; one where the cluster has two nodes or more if left out or null. Can be "
         "changed at any time.",
     )
-    refresh_interval: Annotated[str, Field(pattern=r"^(-1|[1-9][0-9]{0,5}(ms|s|m))$")] | None = Field(
+    refresh_interval: Annotated[str, Field(pattern=INTERVAL_PATTERN)] | None = Field(
         None,
         description="How often written documents become visible to searches: 1s if left out, -1 never by itself; can "
         "be changed at any time.",
@@ -1358,15 +1430,19 @@ class CollectionOptions(Value):
         for name in self.declared:
             if name in fields.RESERVED or name in NOT_DECLARABLE:
                 raise invalid(
-                    f"`declared.{name}`: that name is taken by the documents' own fields or the filter language"
+                    f"`declared.{name}`: that name is taken by the documents' own fields or the filter language, choose another"
                 )
         named = "profiles" in self.model_fields_set
         if named and self.default_profile is not None and self.default_profile not in self.profiles:
-            raise invalid(f"`default_profile` '{self.default_profile}' is not among `profiles`")
+            raise invalid(
+                f"`default_profile` '{self.default_profile}' is not among `profiles`: name one that is, or add it"
+            )
         arms = [] if self.experiment is None else self.experiment.arms
         for at, arm in enumerate(arms):
             if named and arm.profile not in self.profiles:
-                raise invalid(f"`experiment.arms[{at}].profile` '{arm.profile}' is not among `profiles`")
+                raise invalid(
+                    f"`experiment.arms[{at}].profile` '{arm.profile}' is not among `profiles`: name one that is, or add it"
+                )
         return self
 
 

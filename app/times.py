@@ -45,7 +45,9 @@ def parse_duration(value: Any) -> int:
     who needs a positive one checks it.
     """
     if isinstance(value, bool) or not isinstance(value, str):
-        raise ValueError("a duration is text with a unit, such as '14d', '36h', '30m' (minutes) or 'P14D'")
+        raise ValueError(
+            "that is no duration: write text with a unit, such as '14d', '36h', '30m' (minutes) or 'P14D'"
+        )
     text = value.strip()
     if match := _DURATION.fullmatch(text):
         amount, unit = int(match[1]), match[2]
@@ -59,7 +61,9 @@ def parse_duration(value: Any) -> int:
             "'36h'), or ISO 8601 ('P14D', 'PT36H'); weeks are P2W, years are days ('365d')"
         )
     if ms > LONGEST_MS:
-        raise ValueError(f"'{text[:40]}' is longer than Elasticsearch can express ({LONGEST_MS // DAY_MS}d)")
+        raise ValueError(
+            f"'{text[:40]}' is longer than Elasticsearch can express: write at most '{LONGEST_MS // DAY_MS}d'"
+        )
     return cap_duration(ms)
 
 
@@ -88,13 +92,13 @@ def parse_instant(value: Any) -> datetime:
         try:
             return _whole_ms(moment.astimezone(UTC))
         except OverflowError as cause:
-            raise ValueError("lies outside the years 1 to 9999 in UTC") from cause
+            raise ValueError("lies outside the years 1 to 9999 in UTC: write one within them") from cause
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _from_number(value)
     if not isinstance(value, str):
-        raise ValueError("an instant is ISO 8601 text ('2026-01-31T00:00:00Z') or a Unix time")
+        raise ValueError("that is no instant: write ISO 8601 text ('2026-01-31T00:00:00Z') or a Unix time")
     match = _INSTANT.fullmatch(value.strip())
     if match is None:
         raise ValueError(
@@ -108,7 +112,9 @@ def parse_instant(value: Any) -> datetime:
         )  # fmt: skip
         return moment.astimezone(UTC)
     except (ValueError, OverflowError) as cause:
-        raise ValueError(f"'{value[:40]}' names no real instant: {cause}") from cause
+        raise ValueError(
+            f"'{value[:40]}' names no real instant ({cause}): write a day and time that there is"
+        ) from cause
 
 
 def is_day(value: Any) -> bool:

@@ -189,7 +189,7 @@ WRONG_TYPES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"decay": {"half_life": "30d", "floor": "0.3"}}, "decay.floor", "must be a number, not text", "quotes"),
     ({"decay": {"hourly_loss": True}}, "decay.hourly_loss", "must be a number, not true", "quotes"),
     ({"decay": {"rate": True}}, "decay.rate", "must be a number, not true", "quotes"),
-    ({"decay": 5}, "decay", "is neither a decay nor 'off'", "'180d'"),
+    ({"decay": 5}, "decay", "is neither a decay, 'auto' nor 'off'", '{"half_life": "180d"}, or \'auto\' or \'off\''),
     ({"routes": {"kind": "text"}}, "routes", "must be a list, not an object", "JSON list"),
     ({"routes": ["text"]}, "routes[0]", "must be an object, not text", "JSON object"),
     ({"routes": [{"kind": "text", "weight": "1"}]}, "routes[0].weight", "must be a number, not text", "quotes"),
@@ -232,7 +232,7 @@ BAD_DOCUMENTS: list[tuple[dict[str, Any], str, str]] = [
     ({"id": "a", "text": "x", "lang": 1}, "lang", "must be text, not a number"),
     ({"id": "a", "text": "x", "revision": "1"}, "revision", "must be a whole number, not text"),
     ({"id": "a", "text": "x", "metadata": []}, "metadata", "must be an object, not a list"),
-    ({"id": "a", "text": "x", "creation_time": True}, "creation_time", "an instant is ISO 8601"),
+    ({"id": "a", "text": "x", "creation_time": True}, "creation_time", "no instant"),
 ]
 
 

@@ -520,7 +520,7 @@ async def test_a_large_bulk_goes_on_past_its_bad_items(world: World) -> None:
         pytest.param({"id": "a", "text": "t", "metadata": {"due": "soon"}}, "metadata.due", "declared as date", id="declared date"),
         pytest.param({"id": "a", "text": "t", "metadata": {"code": {"x": 1}}}, "metadata.code", "an object", id="declared object"),
         pytest.param({"id": "a", "text": "\ud800"}, "text", "surrogate", id="lone surrogate"),
-        pytest.param({"id": "a", "text": "t", "revision": 1, "if_version": 1}, None, "choose one", id="two guards"),
+        pytest.param({"id": "a", "text": "t", "revision": 1, "if_version": 1}, "revision", "two ways", id="two guards"),
         pytest.param("text", None, "JSON object", id="no object"),
     ],
 )  # fmt: skip
