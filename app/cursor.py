@@ -163,7 +163,10 @@ def _mac(secret: bytes, packed: bytes) -> bytes:
 
 
 def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _check_secrets(secrets: Sequence[bytes]) -> None:

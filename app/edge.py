@@ -423,7 +423,8 @@ class _Intake:
             await self._gone.wait()
             return {"type": "http.disconnect"}
         try:
-            message = await asyncio.wait_for(self._receive(), self._most_pause_s)
+            async with asyncio.timeout(self._most_pause_s):
+                message = await self._receive()
         except TimeoutError:
             raise self._failed(_too_slow(self._most_pause_s)) from None
         if message["type"] == "http.disconnect":

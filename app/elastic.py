@@ -1059,7 +1059,10 @@ def _endpoint(method: str, path: str) -> str:
 
 def encode(value: Mapping[str, Any]) -> bytes:
     """Return compact JSON in UTF-8 on one line. Raises ValueError for NaN, infinities and lone surrogates."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def pack_vector(vector: np.ndarray) -> str:

@@ -772,14 +772,16 @@ def id_of(hit: Mapping[str, Any]) -> str:
 
 def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any], *, rank: int = 0) -> Candidate:
     """Return the candidate of one hit; its factor is the quotient of the cluster's own two scores."""
-    created_ms = None if hit["sort"][1] == _UNDATED else hit["sort"][1]
-    id_ = id_of(hit)
+    # Hundreds of hits a search pass here.
     values = hit.get("fields") or {}
     names = hit.get("matched_queries") or {}
+    created_ms, id_ = hit["sort"][1:3]
+    if created_ms == _UNDATED:
+        created_ms = None
     score = float(hit["_score"])
-    base = float(names.get(queries.BASE_NAME, score))
+    base = names.get(queries.BASE_NAME, score)
     held = values.get(fields.EVERGREEN)
-    evergreen = bool(held[0]) if held else False
+    evergreen = bool(held and held[0])
     factor: float | None = None
     if plan.placement == "route" and route.decay is not None:
         if base > 0:
@@ -792,19 +794,15 @@ def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any], *, r
             )
     elif plan.placement == "fused":
         factor = names.get(queries.FACTOR_NAME)
-    return Candidate(
-        key=id_, id=id_, rank=rank, score=score, base=base, factor=factor, created_ms=created_ms,
-        aged_ms=_aged(plan.base_decay, values, created_ms), evergreen=evergreen,
-    )  # fmt: skip
+    aged_ms = created_ms if plan.base_decay is None else _aged(plan.base_decay, values, created_ms)
+    return Candidate(id_, id_, rank, score, float(base), factor, created_ms, aged_ms, evergreen)
 
 
 _UNDATED: Final = -(2**63)
 """What the cluster sorts a missing date by."""
 
 
-def _aged(by: ResolvedDecay | None, values: Mapping[str, Any], created_ms: int | None) -> int | None:
-    if by is None:
-        return created_ms
+def _aged(by: ResolvedDecay, values: Mapping[str, Any], created_ms: int | None) -> int | None:
     for name in decay.times_of(by.field):
         at = _date(values, name, created_ms)
         if at is not None:

@@ -34,16 +34,17 @@ class Placed:
     score: float
     fused_score: float
     created_ms: int | None
-    factor: float | None
     evergreen: bool
     fused: fusion.Fused
     held: Mapping[str, Candidate]
     """Route -> the candidate in its list."""
-    decayed_in_routes: bool
+    plan: Plan
     tail: bool = False
     """Held only by the lists of a page longer than the window: no stage may let it change the head."""
     aged_ms: int | None = None
     """The date by which the request's decay ages it."""
+    auto_factor: float | None = None
+    """What decay 'auto' multiplied above the least of the head."""
     rerank_score: float | None = None
     near_duplicates: list[str] | None = None
     additive: dict[str, float] | None = None
@@ -54,15 +55,21 @@ class Placed:
     """What decay 'auto' did with it."""
 
     @property
+    def factor(self) -> float | None:
+        """The factor of the decay. Like `routes` made when asked for: of a window of hundreds only a page is shown."""
+        return _factor(self.plan, self.held) if self.auto_factor is None else self.auto_factor
+
+    @property
     def routes(self) -> dict[str, RouteHit]:
-        """What each route gave it. Made when asked for: of a window of hundreds only a page is shown."""
+        """What each route gave it."""
         told = self.fused
+        decays = self.plan.placement == "route"
         contributions = told.contributions if self.additive is None else {}
         routes = {
             name: RouteHit(
                 rank=told.ranks.get(name, part.rank),
                 score=part.base,
-                decay=part.factor if self.decayed_in_routes else None,
+                decay=part.factor if decays else None,
                 decayed_score=part.score,
                 contribution=contributions.get(name, 0.0),
                 normalized=told.normalized.get(name),
@@ -130,15 +137,15 @@ def adapted(plan: Plan, order: list[Placed]) -> tuple[list[Placed], Recency | No
         return order, decision
     least = min((item.score for item in head), default=0.0)
     for item in head:
-        item.factor = (
+        item.auto_factor = (
             recency.nearness(decision, item.created_ms, evergreen=item.evergreen)
             if by is None
             else decay.factor(
                 by, origin_ms=plan.origin_ms, moment_ms=item.created_ms, evergreen=item.evergreen
             )
         )
-        item.recency = f"{decision.told()}: factor {item.factor:.3g}"
-        item.score = least + (item.score - least) * item.factor
+        item.recency = f"{decision.told()}: factor {item.auto_factor:.3g}"
+        item.score = least + (item.score - least) * item.auto_factor
     head.sort(key=lambda item: -item.score)  # stable: ties keep the fused order
     return [*head, *(item for item in order if item.tail)], decision
 
@@ -189,12 +196,10 @@ def _fused(
         }
         terms = {key: value.terms for key, value in sums.items()}
         fused = fusion.rescore(fused, {key: value.score for key, value in sums.items()})
-    factors = {item.key: _factor(plan, candidates[item.key]) for item in fused}
-    if plan.placement == "fused" and not additive:
+    elif plan.placement == "fused":
+        factors = {item.key: _factor(plan, candidates[item.key]) for item in fused}
         fused = fusion.apply_factor(fused, {key: 1.0 if f is None else f for key, f in factors.items()})
-    return [
-        _place(plan, item, candidates[item.key], factors[item.key], terms.get(item.key)) for item in fused
-    ]
+    return [_place(plan, item, candidates[item.key], terms.get(item.key)) for item in fused]
 
 
 def _ranked(plan: Plan, route: PlannedRoute, answer: RouteAnswer) -> fusion.RankedRoute:
@@ -225,15 +230,14 @@ def _place(
     plan: Plan,
     item: fusion.Fused,
     held: Mapping[str, Candidate],
-    factor: float | None,
     terms: dict[str, float] | None,
 ) -> Placed:
     candidate = next(iter(held.values()))
     return Placed(
         key=item.key, id=candidate.id, chunk=candidate.chunk, score=item.score,
         fused_score=item.score if terms is not None else item.fused_score,
-        created_ms=candidate.created_ms, factor=factor, evergreen=candidate.evergreen, fused=item, held=held,
-        decayed_in_routes=plan.placement == "route", aged_ms=candidate.aged_ms, additive=terms,
+        created_ms=candidate.created_ms, evergreen=candidate.evergreen, fused=item, held=held, plan=plan,
+        aged_ms=candidate.aged_ms, additive=terms,
     )  # fmt: skip
 
 
