@@ -31,12 +31,16 @@ _NO_FRONT: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the callers' lines call our fields; `time` None means creation_time, else created_at."""
+    """What the callers' lines call our fields; `time` None means creation_time, else created_at.
+
+    `given` is how a caller gives another name, as messages say it.
+    """
 
     id: str = "id"
     title: str = "title"
     text: str = "text"
     time: str | None = None
+    given: str = 'in the form\'s `names`, such as {"id": "slug"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ def from_line(line: Mapping[str, Any], names: Names, *, default_id: str | None =
     if document.get("id") is None and default_id is not None:
         document["id"] = default_id
     if document.get("id") is None or isinstance(document["id"], bool | list | dict | float):
-        raise ValueError(f"has no `{names.id}` that is text or a whole number; name another with --id-field")
+        raise ValueError(f"has no `{names.id}` that is text or a whole number; name another {names.given}")
     document["id"] = str(document["id"])
     time_name = names.time or ("creation_time" if rest.get("creation_time") else "created_at")
     if time_name in rest:

@@ -125,6 +125,9 @@ class _Process:
         self._timeout_s = bounds.timeout_s
         self.asked = 0
         self.slow = False
+        self._lock = threading.Lock()
+        self._watched: int | None = None
+        """Which asking is under way; the clock of an earlier one ends nothing."""
         # -I keeps the caller's environment and folder out; the modules come from where this process has them.
         start = f"import sys; sys.path[:] = {sys.path!r}; from app.sandbox import serve; serve({bounds.memory_bytes})"
         self._process = subprocess.Popen(
@@ -142,10 +145,11 @@ class _Process:
 
     def ask(self, request: dict[str, Any], data: bytes) -> dict[str, Any] | None:
         """Return the answer; None if the process ended instead, `slow` telling whether for want of time."""
-        self.asked += 1
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        watch = threading.Timer(self._timeout_s, self._too_slow)
+        self.asked += 1
+        self._watched = self.asked
+        watch = threading.Timer(self._timeout_s, self.too_slow, [self.asked])
         watch.daemon = True
         watch.start()
         try:
@@ -155,11 +159,18 @@ class _Process:
             return None
         finally:
             watch.cancel()
-        return answer
+            # A clock that has run out already, and waits for its thread's turn, comes too late from here on.
+            with self._lock:
+                self._watched = None
+        # Or it came first, and the process is gone: then there is no answer, and this is why.
+        return None if self.slow else answer
 
-    def _too_slow(self) -> None:
-        self.slow = True
-        self._process.kill()
+    def too_slow(self, asked: int) -> None:
+        """End the process if that asking is still under way."""
+        with self._lock:
+            if self._watched == asked:
+                self.slow = True
+                self._process.kill()
 
     def end(self) -> None:
         """End the process by force: it holds nothing that anybody needs."""

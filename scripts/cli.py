@@ -446,7 +446,7 @@ def load(
         found, passed = sources.find(paths, prefix=id_prefix)
     except sources.Unreadable as cause:
         raise CommandFailed(str(cause)) from cause
-    names = sources.Names(id_field, title_field, text_field, time_field)
+    names = sources.Names(id_field, title_field, text_field, time_field, given="with --id-field")
     if passed and not as_json:
         say(f"{len(passed)} other files in the folders are passed over: {_some(passed)}")
     with ExitStack() as held:

@@ -194,6 +194,16 @@ def test_a_wrong_form_is_refused_by_its_field(service, collection, files, form, 
 
 
 @pytest.mark.node
+def test_a_row_without_an_id_is_told_in_the_words_of_the_form(service, collection):
+    lines = b'{"id": true, "text": "x"}\n{"id": "b", "text": "y"}\n'
+    answer = upload(service, collection, ("a.jsonl", lines))
+    assert answer.status_code == 200, answer.text
+    bad, good = answer.json()["items"]
+    assert (bad["status"], good["status"]) == ("invalid", "created")
+    assert "form's `names`" in bad["error"]["detail"]
+    assert "--" not in bad["error"]["detail"]
+
+
 def test_a_body_that_is_no_form_is_refused(service, collection):
     answer = service.client.post(f"/v1/collections/{collection}/files", json={"file": "x"})
     assert answer.status_code == 422
@@ -254,6 +264,17 @@ def test_reading_that_takes_too_much_memory_is_ended_and_the_next_file_is_read()
         with pytest.raises(UnreadableFile, match="memory"):
             sandbox.extract(bomb(250 * 2**20), name="a.docx")
         assert sandbox.extract(b"words", name="a.txt").text == "words"
+
+
+def test_a_clock_that_runs_out_late_ends_no_later_reading():
+    with Sandbox(workers=1) as sandbox:
+        sandbox.extract(b"words", name="a.txt")
+        [process] = sandbox._idle
+        process.too_slow(process.asked)  # its answer is here already
+        assert process.alive
+        assert sandbox.extract(b"more words", name="b.txt").text == "more words"
+        assert sandbox._idle == [process]
+        assert not process.slow
 
 
 def test_a_process_that_died_idle_costs_no_file():
