@@ -139,6 +139,7 @@ def create_app(settings: Settings) -> FastAPI:
         guard=_guard(settings, keys),
         budget_s=_budget_s(settings),
         most_pause_s=settings.max_body_pause_s,
+        max_held_bytes=settings.max_held_bytes,
     )
     app.add_middleware(Metering)
     return app

@@ -230,6 +230,11 @@ class Settings(BaseSettings):
         description="Time budget of a request that reads, embedding and reranking included; as long as one request to the cluster if left out.",
     )
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest request body.")
+    max_held_bytes: int | None = Field(
+        None,
+        ge=1024,
+        description="Bytes of all request bodies that are arriving or being worked on; more get 503. Four largest bodies if left out. Text takes up to four times that in memory.",
+    )
     max_body_pause_s: float = Field(
         20.0,
         gt=0,
@@ -287,6 +292,8 @@ class Settings(BaseSettings):
             raise ValueError("give HALFLIFE_ELASTICSEARCH_API_KEY or a user with password, not both")
         if bool(self.elasticsearch_username) != bool(self.elasticsearch_password):
             raise ValueError("HALFLIFE_ELASTICSEARCH_USERNAME and …_PASSWORD go together")
+        if self.max_held_bytes is not None and self.max_held_bytes < self.max_body_bytes:
+            raise ValueError("HALFLIFE_MAX_HELD_BYTES must be at least HALFLIFE_MAX_BODY_BYTES")
         if self.keys and self.keys_file:
             raise ValueError("give HALFLIFE_KEYS or HALFLIFE_KEYS_FILE, not both")
         if self.chunk_overlap_tokens * 2 > self.chunk_tokens:

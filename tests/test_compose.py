@@ -131,6 +131,19 @@ def test_each_service_is_watched_and_bounded(name: str) -> None:
         assert {"interval", "timeout", "retries", "start_period"} <= set(service["healthcheck"])
 
 
+def test_the_api_fits_into_its_memory_with_all_that_it_may_hold() -> None:
+    api = SERVICES["api"]
+    given = {name.removeprefix("HALFLIFE_").lower(): value for name, value in api["environment"].items()}
+    settings = Settings(
+        **{name: given[name] for name in ("max_held_bytes", "file_workers", "file_memory_bytes")}
+    )
+    assert settings.max_held_bytes is not None
+    assert settings.max_held_bytes >= settings.max_body_bytes
+    most = 130 * 2**20 + 4 * settings.max_held_bytes + settings.file_workers * settings.file_memory_bytes
+    assert api["mem_limit"].endswith("m")
+    assert most <= int(api["mem_limit"].removesuffix("m")) * 2**20
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_each_service_waits_for_what_it_needs(name: str) -> None:
     for needed, how in SERVICES[name].get("depends_on", {}).items():

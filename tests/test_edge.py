@@ -461,7 +461,34 @@ async def test_senders_and_their_bytes_are_bounded():
         call.pause_s = 0.2
     await asyncio.gather(*served)
     told = [call.problem if call.status != 200 else "" for call in slow]
-    assert told.count("overloaded") >= 9, "800 bytes are eight bodies, and eight senders are the most"
+    assert told.count("overloaded") >= 9, "eight senders are the most, and 400 bytes four bodies"
+    assert guarded.load == (0, 0, 0)
+
+
+@pytest.mark.parametrize("most, answered", [(None, 4), (100, 1), (1000, 6)])
+async def test_the_bytes_of_all_bodies_are_bounded_until_they_are_answered(most, answered):
+    go = asyncio.Event()
+
+    async def holding(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guarded = edge(max_concurrent=10, max_body_bytes=100, max_held_bytes=most)
+    guarded._app = holding
+    # They come bit by bit and at the same time; those that fit are not refused for the others.
+    calls = [Call(method="PUT", chunks=[b"x" * 30] * 3) for _ in range(6)]
+    served = [asyncio.create_task(call.to(guarded)) for call in calls]
+    for _ in range(200):
+        if guarded.load == (answered, 0, answered * 90):
+            break
+        await asyncio.sleep(0.01)
+    assert guarded.load == (answered, 0, answered * 90)
+    go.set()
+    await asyncio.gather(*served)
+    assert sorted(call.status for call in calls) == [200] * answered + [503] * (6 - answered)
     assert guarded.load == (0, 0, 0)
 
 
