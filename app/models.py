@@ -822,7 +822,7 @@ class Search(Query):
     touch: bool = Field(
         False,
         description="Set `last_accessed_at` of the returned documents to the origin, in the background and never back in "
-        "time; refused for an `as_of` in the future.",
+        "time; refused for an `as_of` further ahead of the service's clock than HALFLIFE_TOUCH_AHEAD_S (a year).",
     )
     paging: bool = Field(True, description="false: no cursor, and no point in time is held open.")
     strict: bool = Field(False, description="Answer an error rather than a degraded result.")
