@@ -783,7 +783,13 @@ async def suggest(runs: Sequence[Run], *, doors: Doors, caller: Caller) -> dict[
             failed(run, answer)
         elif found := spelling.read_candidates(words, answer):
             counting.append((run, found))
-    bodies = [(run, spelling.count_body(found, filters=run.plan.filters)) for run, found in counting]
+    bodies = [
+        (
+            run,
+            spelling.count_body(found, filters=run.plan.filters, visible=run.plan.filters[: run.plan.forced]),
+        )
+        for run, found in counting
+    ]
     for (run, found), answer in zip(counting, await answers(bodies), strict=True):
         if isinstance(answer, HalflifeError):
             failed(run, answer)

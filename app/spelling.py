@@ -9,7 +9,6 @@ same filters could not find. Text without spaces between its words is left alone
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final
 
 from app import fields
@@ -25,7 +24,25 @@ MAX_SUGGESTIONS: Final = 3
 SUGGESTED: Final = (fields.TEXT, fields.TITLE)
 """Fields whose terms are words as written; stems are no words to suggest."""
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
+_FUNCTION_WORDS: Final = _words(
+    "about above after again against also although always among another anybody anyone anything because"
+    " been before being below beside between both cannot could couldn't does doesn't doing don't down"
+    " during each either ever every everyone everything from further hadn't have haven't having here hers"
+    " herself himself into isn't itself just many might mine more most much must myself neither never none"
+    " nothing once only other ours ourselves over same shall should shouldn't since some somebody someone"
+    " something still such than that their theirs them themselves then there these they this those though"
+    " through thus toward towards under unless until upon very want wants wasn't were weren't what"
+    " whatever when whenever where whether which while whom whose will with within without won't would"
+    " wouldn't your yours yourself yourselves"
+)
+"""English words of four letters and more that hold a question together: documents that lack them say nothing of their
+spelling, and a collection that has "dogs" does not make one of "does"."""
 # Greek, Cyrillic, Latin and their like: scripts that the suggester's edits make sense in.
 _SPELLED = re.compile(r"[a-z\u00c0-\u024f\u0370-\u052f']+", re.IGNORECASE)
 
@@ -41,13 +58,19 @@ class Misspelt:
 
 
 def words_of(text: str) -> list[re.Match[str]]:
-    """Return the words that can be looked up, the first of each."""
+    """Return the words that can be looked up, the first of each: none of those that only hold a sentence together."""
     found: dict[str, re.Match[str]] = {}
     for match in _WORD.finditer(text):
         word = match[0]
+        if _holds_together(word):
+            continue
         if MIN_CHARS <= len(word) <= MAX_CHARS and _SPELLED.fullmatch(word):
             found.setdefault(word.casefold(), match)
     return list(found.values())[:MAX_WORDS]
+
+
+def _holds_together(word: str) -> bool:
+    return word.casefold().replace("\u2019", "'") in _FUNCTION_WORDS
 
 
 def suggest_body(words: Sequence[re.Match[str]]) -> dict[str, Any]:
@@ -91,20 +114,29 @@ def read_candidates(words: Sequence[re.Match[str]], answer: Mapping[str, Any]) -
     return read
 
 
-def count_body(found: Sequence[Misspelt], *, filters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the body that counts each word and candidate among the documents within the filters."""
-    counted = dict.fromkeys(
-        chain.from_iterable((each.word.casefold(), *(word for word, _ in each.candidates)) for each in found)
-    )
+def count_body(
+    found: Sequence[Misspelt], *, filters: Sequence[dict[str, Any]], visible: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the body that counts each candidate within the filters, each word as typed among all that is `visible`.
+
+    A word that the caller could find without a filter of their own is spelled well, whatever that filter leaves.
+    """
     searched = [name for field in SUGGESTED for name in (field, f"{field}.english")]
-    each_of = {
-        word: {"multi_match": {"query": word, "fields": searched, "operator": "and"}} for word in counted
-    }
+
+    def holds(word: str) -> dict[str, Any]:
+        return {"multi_match": {"query": word, "fields": searched, "operator": "and"}}
+
+    candidates = dict.fromkeys(word for each in found for word, _ in each.candidates)
+    counted = {word: {"bool": {"must": [holds(word)], "filter": list(filters)}} for word in candidates}
+    typed = {each.word.casefold(): holds(each.word.casefold()) for each in found}
     return {
         "size": 0,
         "track_total_hits": False,
-        "query": {"bool": {"filter": list(filters)}},
-        "aggs": {"words": {"filters": {"filters": each_of}}},
+        "query": {"bool": {"filter": list(visible)}},
+        "aggs": {
+            "words": {"filters": {"filters": counted}},
+            "typed": {"filters": {"filters": typed}},
+        },
     }
 
 
@@ -113,11 +145,12 @@ def suggestions(text: str, found: Sequence[Misspelt], answer: Mapping[str, Any])
 
     `score` is the mean likeness of the replaced words. Of equally like words the one in more documents comes first.
     """
-    buckets = answer["aggregations"]["words"]["buckets"]
-    counts = {word: bucket["doc_count"] for word, bucket in buckets.items()}
+    told = answer["aggregations"]
+    counts = {word: bucket["doc_count"] for word, bucket in told["words"]["buckets"].items()}
+    typed = {word: bucket["doc_count"] for word, bucket in told["typed"]["buckets"].items()}
     wrong: list[tuple[Misspelt, list[tuple[str, float]]]] = []
     for each in found:
-        if counts.get(each.word.casefold(), 0):
+        if typed.get(each.word.casefold(), 0):
             continue
         known = [(word, like) for word, like in each.candidates if counts.get(word, 0)]
         if known:

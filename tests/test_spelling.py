@@ -22,6 +22,7 @@ DOCUMENTS = [
     document("k2", "kubernetes upgrades", title="Maintenance"),
     document("e1", "elasticsearch settings for production"),
     document("z1", "如何在生产环境部署"),
+    document("d1", "dogs that ware hats, wheat and sold"),
     # Seen by others only.
     document("s1", "the project bluebird is secret", lang="xx"),
     document("s2", "bluebird budget for producton", lang="xx"),
@@ -52,6 +53,13 @@ async def test_misspelt_words_are_spelled_as_documents_have_them(asker: Asker) -
 async def test_what_is_spelled_well_or_is_like_nothing_gets_none(asker: Asker) -> None:
     for query in ("kubernetes upgrade", "zzzzyyyy", "部署", "abc"):
         assert texts(await asker.ask(query, suggest=True, **TEXT)) == []
+
+
+async def test_words_that_hold_a_question_together_are_never_changed(asker: Asker) -> None:
+    for query in ("what does the canteen serve", "Where were they", "it doesn\u2019t"):
+        assert texts(await asker.ask(query, suggest=True, **TEXT)) == []
+    # As a right word is not, which the caller's own filter alone keeps from being found.
+    assert texts(await asker.ask("deploying", suggest=True, filter={"id": "d1"}, **TEXT)) == []
 
 
 async def test_left_out_it_is_looked_for_where_words_find_nothing(asker: Asker) -> None:
@@ -89,3 +97,4 @@ def test_words_of_spaced_scripts_alone_are_looked_up() -> None:
         "naïve",
         "user's",
     ]
+    assert words_of("What does this serve?")[0][0] == "serve"
