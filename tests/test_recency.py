@@ -70,9 +70,9 @@ def test_news_among_older_candidates_counts_for_more() -> None:
     assert made.mode == "news"
     decay = recency.decay_of(made)
     assert decay is not None
-    # 30 days: .5 + .5 / 2
+    # 60 days: .5 + .5 / 2
     assert factor(
-        decay, origin_ms=ORIGIN_MS, moment_ms=ORIGIN_MS - 30 * DAY_MS, evergreen=False
+        decay, origin_ms=ORIGIN_MS, moment_ms=ORIGIN_MS - 60 * DAY_MS, evergreen=False
     ) == pytest.approx(0.75)
 
 

@@ -168,7 +168,7 @@ async def test_news_amid_older_hits_count_for_more(cluster: Cluster) -> None:
     ]
     fresh = {
         "id": "fresh", "text": "the strike, and some more words about it",
-        "creation_time": format_instant(from_ms(NOW_MS - 30 * DAY)),
+        "creation_time": format_instant(from_ms(NOW_MS - 60 * DAY)),
     }  # fmt: skip
     first = {"id": "first", "text": "the strike", "creation_time": format_instant(from_ms(NOW_MS - 2 * DAY))}
     made = await make_collection(cluster, [*old, fresh, first], dims=3)
@@ -177,7 +177,7 @@ async def test_news_amid_older_hits_count_for_more(cluster: Cluster) -> None:
         answer = await ask(asker, "the strike", top_k=50)
         assert answer.recency.mode == "news"
         factors = {hit.id: hit.decay for hit in answer.hits}
-        # Half of the way to the floor after thirty days: .5 + .5 / 2.
+        # Half of the way to the floor after sixty days: .5 + .5 / 2.
         assert factors["fresh"] == pytest.approx((1 + NEWS_FLOOR) / 2)
         assert factors["old-0"] == pytest.approx(NEWS_FLOOR, abs=1e-6)
         assert ids(answer)[0] == "first"
