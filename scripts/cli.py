@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scripts import collecting, judgements, keying, kibana, quality, reindexing, synonyms, tune
-from scripts.client import ApiError, ApiUnreachable, Client, find_url
+from scripts.client import ApiError, ApiUnreachable, Client, as_commands, find_url
 from scripts.distribution import LocalStackError
 from scripts.options import CollectionOption, DataOption, JsonOption, KeyOption, UrlOption
 from scripts.stack import Options, State, data_folder
@@ -870,7 +870,10 @@ def guarded(run: Callable[[], int | None]) -> int:
     except LocalStackError as error:
         return _tell(str(error), None, FAILED)
     except HalflifeError as error:
-        return _tell(f"{error.title}: {error.detail}", error.remedy, FAILED)
+        # What works on the cluster itself raises the service's own errors, which speak of HTTP.
+        return _tell(
+            as_commands(f"{error.title}: {error.detail}"), error.remedy and as_commands(error.remedy), FAILED
+        )
     except KeyboardInterrupt:
         return _tell("Interrupted.", None, INTERRUPTED)
     except BrokenPipeError:

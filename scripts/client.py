@@ -32,11 +32,12 @@ _OPTIONS = {
     "as_of": "--as-of", "collection": "--collection", "decay": "--decay", "declared": "--declare", "filter": "--filter",
     "profile": "--profile", "refresh_interval": "--refresh-interval", "top_k": "--top-k",
 }  # fmt: skip
-_REMEDIES = (
+_IN_COMMANDS = (
     (
         re.compile(r"create it with PUT /v1/collections/(\S+)"),
         r"make it with `halflife load PATH… -c \1` or `halflife collections create \1`; `halflife collections list` lists all",
     ),
+    (re.compile(r", or list documents with GET \S+"), ""),
     (re.compile(r"send a key as `Authorization: Bearer …`"), f"give a key as {KEY_VARIABLE} or --key"),
 )
 
@@ -74,15 +75,15 @@ class ApiProblem(ApiError):
         # An answer to invalid input may list more faults than the first.
         more = [item for item in problem.get("errors", [])[1:] if isinstance(item, dict)]
         told += "".join(f"\n  also {item.get('field')}: {item.get('detail')}" for item in more)
-        super().__init__(told, remedy=_as_commands(problem.get("remedy")))
+        remedy = problem.get("remedy")
+        super().__init__(as_commands(told), remedy=None if remedy is None else as_commands(str(remedy)))
 
 
-def _as_commands(remedy: str | None) -> str | None:
-    """Return a remedy of the API's, which speaks of HTTP, with the commands and options that do the same."""
-    for request, command in _REMEDIES:
-        if remedy is not None:
-            remedy = request.sub(command, remedy)
-    return remedy
+def as_commands(told: str) -> str:
+    """Return what the service tells, which speaks of HTTP, with the commands and options that do the same."""
+    for request, command in _IN_COMMANDS:
+        told = request.sub(command, told)
+    return told
 
 
 def find_url(chosen: str | None, data: Path) -> str:

@@ -433,7 +433,24 @@ IN_COMMANDS = {
         ),
         "give a key as HALFLIFE_KEY or --key; who runs the service makes one with `halflife keys create`",
     ),
+    "no words": (
+        InvalidRequest(
+            "`query` is blank: write words, or list documents with GET /v1/collections/{collection}/documents",
+            field="query",
+        ),
+        "`query` is blank: write words\n",
+    ),
 }
+
+
+def test_an_error_of_a_command_that_works_on_the_cluster_is_told_in_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work() -> int:
+        raise NotFound("there is no collection `nope`", remedy="create it with PUT /v1/collections/nope")
+
+    assert cli.guarded(work) == cli.FAILED
+    assert "remedy: make it with `halflife load PATH… -c nope`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error, remedy", IN_COMMANDS.values(), ids=IN_COMMANDS.keys())
@@ -447,7 +464,10 @@ def test_a_remedy_by_http_is_told_in_commands(error: HalflifeError, remedy: str)
 
 
 def test_the_remedies_that_are_told_in_commands_are_the_services_own() -> None:
-    told = (ROOT / "app" / "catalog.py").read_text("utf-8") + (ROOT / "app" / "edge.py").read_text("utf-8")
+    told = "".join(
+        (ROOT / "app" / f"{room}.py").read_text("utf-8") for room in ("catalog", "edge", "models", "reindex")
+    )
+    assert "list documents with GET /v1/" in told
     assert "create it with PUT /v1/collections/{name}" in told
     assert "send a key as `Authorization: Bearer …`" in told
 
