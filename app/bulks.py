@@ -43,6 +43,11 @@ class Report:
         """Tell whether anything was found stored already as sent."""
         return any(r is not None and r.status == "unchanged" for r in self._results)
 
+    @property
+    def missing(self) -> bool:
+        """Tell whether anything was not there."""
+        return any(r is not None and r.status == "not_found" for r in self._results)
+
     def put(self, position: int, result: ItemResult) -> None:
         self._results[position] = result
 

@@ -1134,6 +1134,8 @@ _WRITE_BLOCK = 8
 _BLOCK_ID = re.compile(r"/(\d+)/")
 _VERSIONS = re.compile(r"current version \[(-?\d+)\] is higher or equal to the one provided \[-?\d+\]\s*$")
 _BUSY_RETRY_S = 1.0
+PIT_GONE = ("no_shard_available_action_exception", "index_not_found_exception")
+"""What a search in a point in time fails with, beside a missing context, once its index is deleted."""
 
 
 def translate(cause: Exception, doing: str) -> HalflifeError:

@@ -20,7 +20,7 @@ from app import bulks, chunking, documents, fields, names, observing
 from app.bulks import Report, conflict, contended, failed, in_slices, in_waves
 from app.chunking import Chunk
 from app.documents import InvalidItem, Source
-from app.elastic import Cluster, encode, pack_vector, unpack_vector
+from app.elastic import PIT_GONE, Cluster, encode, pack_vector, unpack_vector
 from app.embedding import Embedded
 from app.errors import (
     ClusterUnavailable,
@@ -377,7 +377,7 @@ class Indexer:
                         _Change(position, patch.id, self._patching(patch, declared), patch.if_version)
                     )
             await self._change(writer, changes, report, within=within)
-        if refresh != "false" and report.stored:
+        if refresh != "false" and (report.stored or report.unchanged):
             await self._show(writer, report)
         return report.result()
 
@@ -440,7 +440,8 @@ class Indexer:
                 else:
                     changes.append(_Change(position, id_, self._burying(id_), deletes=True))
             await self._change(writer, changes, report, whole=False, within=within)
-        if refresh != "false" and report.stored:
+        # What is gone already may have been deleted a moment ago, without a refresh.
+        if refresh != "false" and (report.stored or report.missing):
             await self._show(writer, report)
         return report.result()
 
@@ -713,7 +714,16 @@ class Indexer:
         """
         pit = pit or await self._open_pit(collection, keep_alive_s)
         more = {"_source": list(documents.STORED_FIELDS), "track_total_hits": True}
-        answer = await self._page_of(pit, clauses, after, size, more, keep_alive_s)
+        try:
+            answer = await self._page_of(pit, clauses, after, size, more, keep_alive_s)
+        except HalflifeError as cause:
+            if after is None or cause.members.get("elasticsearch", {}).get("type") not in PIT_GONE:
+                raise
+            raise CursorExpired(
+                "the point in time of this cursor is gone: its index was deleted or its shards are not there",
+                field="cursor",
+                remedy="list again without a cursor",
+            ) from cause
         hits = answer["hits"]["hits"]
         pit = answer.get("pit_id", pit)
         going_on = len(hits) == size

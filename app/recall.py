@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from app import names, observing, queries
-from app.elastic import Cluster
+from app.elastic import PIT_GONE, Cluster
 from app.embedding import Embedder
 from app.errors import CursorExpired, EmbedderUnavailable, HalflifeError, SchemaMismatch, Unavailable
 from app.models import RouteStatus
@@ -25,7 +25,6 @@ PIT_KEEP_ALIVE_S = 120.0
 ROUTE_SHARE = 0.7
 """Of the time left, what the routes may take: the rest brings the documents of what was found."""
 GRACE_S = 0.5
-_GONE = ("no_shard_available_action_exception", "index_not_found_exception")
 
 
 @dataclass(slots=True)
@@ -283,7 +282,7 @@ def located(run: Run, body: dict[str, Any], *, share: float = 1.0) -> tuple[dict
 def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
     run, name = ask.run, ask.route.name
     if isinstance(answer, HalflifeError):
-        if run.offset > 0 and answer.members.get("elasticsearch", {}).get("type") in _GONE:
+        if run.offset > 0 and answer.members.get("elasticsearch", {}).get("type") in PIT_GONE:
             answer = CursorExpired(
                 "the point in time of this cursor is gone: its index was deleted or its shards are not there",
                 field="cursor",

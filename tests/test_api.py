@@ -602,6 +602,29 @@ def test_a_profile_that_no_search_could_use_is_refused(client, collection, profi
     assert client.get(f"/v1/collections/{collection}").json()["profiles"] == {}
 
 
+def test_a_delete_sent_again_shows_what_the_first_one_left_unseen(client, collection):
+    upsert(client, collection, {"id": "1", "text": "leave"})
+    assert client.put(f"/v1/collections/{collection}", json={"refresh_interval": "-1"}).status_code == 200
+    path = f"/v1/collections/{collection}/documents"
+    for refresh, expected, seen in (("false", "deleted", ["1"]), ("true", "not_found", [])):
+        [item] = client.post(f"{path}/delete", json={"ids": ["1"], "refresh": refresh}).json()["items"]
+        assert item["status"] == expected
+        assert listed(client, collection, {}) == seen
+
+
+def test_a_cursor_of_a_collection_made_anew_has_expired(client, collection):
+    path = f"/v1/collections/{collection}"
+    upsert(client, collection, {"id": "1", "text": "leave"}, {"id": "2", "text": "leave"})
+    listing = client.get(f"{path}/documents", params={"size": 1}).json()["cursor"]
+    searching = client.post(
+        "/v1/search", json={"collection": collection, "query": "leave", "top_k": 1}
+    ).json()
+    assert client.delete(path, params={"confirm": collection}).status_code == 204
+    assert client.put(path).status_code == 200
+    problem(client.get(f"{path}/documents", params={"cursor": listing}), 410, "cursor")
+    problem(client.post("/v1/search", json={"cursor": searching["cursor"]}), 410, "cursor")
+
+
 # --- metadata keys called like something inner -------------------------------------------------------------------------------
 
 
