@@ -43,6 +43,7 @@ from app.models import (
     Deletion,
     DocumentPage,
     Feedback,
+    FeedbackResult,
     FileForm,
     FilesResult,
     NextPage,
@@ -367,7 +368,7 @@ async def _page(request: Request, page: NextPage) -> Response:
             now_ms=now_ms,
         )
     if asked.touch:
-        _touch(request, collection, result)
+        result = _touched(request, collection, result)
     [noted] = _noted(request, [asked], [result], collection, spent=spent, first_rank=held.offset + 1)
     return answer(result if isinstance(noted, HalflifeError) else noted)
 
@@ -385,14 +386,16 @@ def _check_allowed(request: Request, search: Search) -> None:
         )
 
 
-def _touch(request: Request, collection: Collection, result: SearchResult) -> None:
-    service_of(request).touches.add(
+def _touched(request: Request, collection: Collection, result: SearchResult) -> SearchResult:
+    """Have the returned documents touched; return the answer that tells of how many."""
+    taken = service_of(request).touches.add(
         collection,
-        [hit.id for hit in result.hits],
+        dict.fromkeys(hit.id for hit in result.hits),
         result.origin,
         tag=_tag(request),
         within=_within(request, collection),
     )
+    return result.model_copy(update={"touched": taken})
 
 
 async def _batch(request: Request, batch: SearchBatch) -> Response:
@@ -460,9 +463,12 @@ async def _search(
         except HalflifeError as error:
             _noted(request, searches, [error] * len(searches), collection, spent=spent)
             raise
-    for search, result in zip(searches, results, strict=True):
-        if search.touch and not isinstance(result, HalflifeError):
-            _touch(request, collection, result)
+    results = [
+        _touched(request, collection, result)
+        if search.touch and not isinstance(result, HalflifeError)
+        else result
+        for search, result in zip(searches, results, strict=True)
+    ]
     return _noted(request, searches, results, collection, spent=spent)
 
 
@@ -492,11 +498,14 @@ def _noted(
     "/v1/feedback",
     tags=["search"],
     summary="Tell what became of a search's hits",
-    response_model=BulkResult,
+    response_model=FeedbackResult,
     dependencies=[needs("read")],
 )
 async def post_feedback(request: Request) -> Response:
-    """Store verdicts on hits of a logged search, each on its own; sending one again changes nothing."""
+    """Store verdicts on hits of a logged search, each on its own; sending one again changes nothing.
+
+    Votes are read once a minute: `counts_from` in the answer tells from when on they count.
+    """
     # Who may search may vote on what it found; yet a vote is a write, and is finished once it has begun.
     request.state.abandonable = False
     given = parse(Feedback, await read_json(request))
@@ -660,7 +669,9 @@ async def upload_files(request: Request, collection: str) -> Response:
     return answer(
         await files.store(
             uploads,
-            names=Names(form.names.id, form.names.title, form.names.text, form.names.time),
+            names=Names(
+                form.names.id, form.names.title, form.names.text, form.names.creation_time or form.names.time
+            ),
             sandbox=service.sandbox,
             upsert=lambda items: _upsert(request, name, items, form.refresh),
             now=service.now(),

@@ -20,6 +20,8 @@ Json = dict[str, Any]
 _FIELDS: Final = frozenset(Document.model_fields)
 # What a front matter or a line may call our fields.
 _DATE_NAMES: Final = ("creation_time", "created_at", "date", "created", "published")
+# What a column of dates may be called that nobody named as such.
+_DATE_LIKE: Final = frozenset({*_DATE_NAMES, "published_at", "timestamp", "time"})
 _CHANGED_NAMES: Final = ("updated_at", "updated", "lastmod", "modified")
 _DATES: Final = frozenset(
     {"creation_time", "updated_at", "last_accessed_at", "start_date", "end_date", "expires_at"}
@@ -112,7 +114,43 @@ def _of_row(row: Row, found: Extracted, *, name: str, given: Mapping[str, Any], 
     document = {**{key: value for key, value in given.items() if key != "id"}, **document}
     if metadata:
         document["metadata"] = metadata
-    return Draft(document, row=row.number, warnings=found.warnings)
+    warnings = [*found.warnings, *misnamed(row.values, document, names, table=found.kind == "csv")]
+    return Draft(document, row=row.number, warnings=warnings)
+
+
+def misnamed(
+    values: Mapping[str, Any], document: Mapping[str, Any], names: Names, *, table: bool
+) -> list[str]:
+    """Return warnings of a row whose columns are called otherwise than `names` has it: it loses its text or its date."""
+    told = []
+    if table and names.text not in values and names.title not in values:
+        told.append(
+            f"no column is called `{_shown(names.text)}` or `{_shown(names.title)}`: its text is made of all columns; say "
+            "which they are (`names` of an upload, --text-field and --title-field of `halflife load`)"
+        )
+    if document.get("creation_time") is None:
+        dated = [name for name in values if name.lower() in _DATE_LIKE and _is_date(values[name])]
+        how = "(`names.time` of an upload, --time-field of `halflife load`)"
+        if names.time is not None and names.time not in values:
+            meant = f", there is `{_shown(dated[0])}`" if dated else ""
+            told.append(
+                f"it is undated: no column is called `{_shown(names.time)}`{meant}; name its date {how}"
+            )
+        elif dated:
+            told.append(f"it is undated, although `{_shown(dated[0])}` looks like its date: name it {how}")
+    return told
+
+
+def _is_date(value: Any) -> bool:
+    try:
+        parse_instant(int(value) if isinstance(value, str) and re.fullmatch(r"\d{9,13}", value) else value)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(name: str) -> str:
+    return name[:60].encode("utf-8", "backslashreplace").decode()
 
 
 def _object(value: Any) -> Json:

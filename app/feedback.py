@@ -20,11 +20,11 @@ from pydantic import ValidationError
 from app import catalog, names
 from app.elastic import Cluster
 from app.errors import HalflifeError, NotFound
-from app.models import BulkResult, Collection, Feedback, FeedbackItem, ItemError, ItemResult
+from app.models import Collection, Feedback, FeedbackItem, FeedbackResult, ItemError, ItemResult
 from app.ratings import POSITIVE, Ratings, Vote, passed_over, rate
 from app.searchlog import ALIAS as SEARCHES
 from app.searchlog import Logged, SearchLog, make_index, query_hash, sweep
-from app.times import format_instant, parse_instant, to_ms
+from app.times import format_instant, from_ms, parse_instant, to_ms
 
 PURPOSE: Final = "feedback"
 ALIAS: Final = names.own_index(PURPOSE)
@@ -43,6 +43,12 @@ FIRST_WAIT_S: Final = 0.5
 PAGE: Final = 1_000
 SWEEP_EVERY_S: Final = 6 * 3600.0
 ANYONE: Final = "anyone"
+
+
+def counted_from(voted_ms: int) -> int:
+    """Return the millisecond from which on ratings hold a vote of then: the next whole minute, and the time to settle."""
+    return -(-voted_ms // EPOCH_MS) * EPOCH_MS + SETTLED_MS
+
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -102,7 +108,7 @@ class Votes:
 
     async def store(
         self, given: Feedback, *, key_id: str | None, allowed: Callable[[str], bool]
-    ) -> BulkResult:
+    ) -> FeedbackResult:
         """Store the votes, each on its own, and note them in the log; items in the order sent.
 
         `allowed` tells whether the caller may see a collection. Raises NotFound for a search that is not logged, or is
@@ -131,7 +137,12 @@ class Votes:
             items.append(ItemResult(id=item.id, status="failed"))
         await self._write(found, votes, items)
         failed = sum(item.status in ("invalid", "not_found", "failed") for item in items)
-        return BulkResult(items=items, failed=failed)
+        stored = any(item.status in ("created", "updated") for item in items)
+        return FeedbackResult(
+            items=items,
+            failed=failed,
+            counts_from=from_ms(counted_from(to_ms(self._now()))) if stored else None,
+        )
 
     def _vote(self, item: FeedbackItem, found: Logged, given: Feedback, *, key_id: str | None) -> Json:
         key = key_id or ANYONE

@@ -885,8 +885,12 @@ class TouchQueue:
         *,
         tag: str = "",
         within: Condition | None = None,
-    ) -> None:
-        """Note that these documents were read at that moment, by the caller of this tag who is kept `within`."""
+    ) -> int:
+        """Note that these documents were read at that moment, by the caller of this tag who is kept `within`.
+
+        Returns how many of them were taken; the others are dropped.
+        """
+        taken = 0
         entry = self._waiting.setdefault((collection.name, tag), _Touches(collection, within))
         entry.within = within
         waiting = entry.instants
@@ -894,11 +898,14 @@ class TouchQueue:
         for id_ in ids:
             if id_ in waiting:
                 waiting[id_] = max(waiting[id_], at)
+                taken += 1
             elif room > 0:
                 waiting[id_] = at
                 room -= 1
+                taken += 1
             else:
                 self.dropped += 1
+        return taken
 
     async def start(self) -> None:
         """Write what is waiting every `interval_s` from now on."""

@@ -1232,9 +1232,18 @@ class RowNames(Value):
     id: Annotated[str, Field(max_length=256)] = "id"
     title: Annotated[str, Field(max_length=256)] = "title"
     text: Annotated[str, Field(max_length=256)] = "text"
-    time: Annotated[str, Field(max_length=256)] | None = Field(
+    creation_time: Annotated[str, Field(max_length=256)] | None = Field(
         None, description="`creation_time`, else `created_at`, if left out."
     )
+    time: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="The same as `creation_time`; give one of them."
+    )
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        if self.time is not None and self.creation_time is not None:
+            raise invalid("`time` and `creation_time` name the same column: give one of them")
+        return self
 
 
 def _check_given(value: dict[str, Any]) -> dict[str, Any]:
@@ -1306,6 +1315,16 @@ class BulkResult(Value):
 
     items: list[ItemResult]
     failed: int
+
+
+class FeedbackResult(BulkResult):
+    """The votes' fates, how many of them failed, and when the others count."""
+
+    counts_from: Instant | None = Field(
+        None,
+        description="From when on searches with `feedback` count these votes, within 65 seconds; the first search after "
+        "it may still be ranked without them, while they are read. Null where none is new.",
+    )
 
 
 class FileItemResult(ItemResult):
@@ -1698,6 +1717,11 @@ class SearchResult(Value):
     )
     profile: IfAny[Ranked] = Field(
         None, description="Which profile ranked this, and the arm that chose it; absent where none did."
+    )
+    touched: IfAny[int] = Field(
+        None,
+        description="With `touch`: of how many returned documents `last_accessed_at` is set to the origin, within about a "
+        "second and never back in time; fewer than were returned where too many wait already.",
     )
     search_id: IfAny[str] = Field(None, description="Where the search is logged: what feedback refers to.")
     rewrites: IfAny[list[Rewrite]] = Field(

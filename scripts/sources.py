@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from app import extracting
-from app.drafts import Names, drafts_of, from_cells, from_line
+from app.drafts import Names, drafts_of, from_cells, from_line, misnamed
 from app.errors import UnreadableFile
 from app.extracting import Limits
 from app.extracting import parse_line as parse
@@ -203,7 +203,7 @@ def read_table(source: Source, names: Names) -> Iterator[Read]:
         raw.seek(0)
         encoding = "utf-16" if start in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
         with io.TextIOWrapper(raw, encoding, newline="") as stream:
-            before = 0
+            before, told = 0, False
             try:
                 for row in extracting.csv_rows(stream, tab=_suffix(source.path) == ".tsv"):
                     after = raw.tell()
@@ -216,7 +216,10 @@ def read_table(source: Source, names: Names) -> Iterator[Read]:
                     except ValueError as fault:
                         yield Read(where, size, fault=str(fault))
                     else:
-                        yield Read(where, size, document=document)
+                        # Of all rows alike: the first one's is enough.
+                        warnings = () if told else tuple(misnamed(row.values, document, names, table=True))
+                        told = True
+                        yield Read(where, size, document=document, warnings=warnings)
             except UnicodeDecodeError as cause:
                 raise UnreadableFile(
                     f"is not {cause.encoding} text: {cause.reason}", remedy="save it as UTF-8"

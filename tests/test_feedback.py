@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from app import catalog, names, searchlog
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable
-from app.feedback import Votes, judgements
+from app.feedback import Votes, counted_from, judgements
 from app.keys import hash_of
 from app.models import Collection, Search
 from app.ratings import Ratings, rate
@@ -359,6 +359,9 @@ async def test_votes_are_stored_once_and_noted(client, collection, cluster):
     assert body["items"][3]["error"]["field"] == "verdict"
     again = vote(client, answer["search_id"], given[0], {"id": first, "verdict": "clicked"}).json()
     assert [item["status"] for item in again["items"]] == ["unchanged", "updated"]
+    assert again["counts_from"] > answer["origin"]
+    unchanged = vote(client, answer["search_id"], given[0]).json()
+    assert unchanged["counts_from"] is None
     other = vote(client, answer["search_id"], given[0], user="u-7").json()
     assert other["items"][0]["status"] == "created"
     entry = await logged(cluster, answer["search_id"])
@@ -601,3 +604,9 @@ async def test_judgements_come_out_of_the_log(client, collection, cluster, tmp_p
     assert write(found, tmp_path / "judged") == 2
     read = read_set(tmp_path / "judged")
     assert [(each.text, each.grades) for each in read.questions] == [("carry over rule", {good: 2, bad: 0})]
+
+
+def test_votes_count_from_the_minute_after_them():
+    minute = 60_000
+    # As of 10:01:00, which is read once five seconds have settled it.
+    assert [counted_from(at) for at in (minute * 10 + 1, minute * 11 - 1, minute * 11)] == [665_000] * 3

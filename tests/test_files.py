@@ -118,6 +118,36 @@ def test_every_format_is_stored_and_found(service, collection):
 
 
 @pytest.mark.node
+def test_columns_that_are_called_otherwise_are_told(service, collection):
+    table = ("news.csv", b"slug,body,published\na,words of it,2024-05-06\n")
+    [item] = upload(service, collection, table).json()["items"]
+    no_text, undated = item["warnings"]
+    assert no_text.startswith("no column is called `text` or `title`: its text is made of all columns")
+    assert undated.startswith("it is undated, although `published` looks like its date: name it")
+    [item] = upload(
+        service, collection, table, names={"text": "body", "creation_time": "published_at"}
+    ).json()["items"]
+    assert [told.split(";")[0] for told in item["warnings"]] == [
+        "it is undated: no column is called `published_at`, there is `published`"
+    ]
+    for name in ("time", "creation_time"):
+        named = {"id": "slug", "text": "body", name: "published"}
+        [item] = upload(service, collection, table, names=named).json()["items"]
+        assert "warnings" not in item
+        assert stored(service, collection, "a")["creation_time"][:10] == "2024-05-06"
+    lines = (
+        "news.jsonl",
+        b'{"id": "b", "text": "words", "published": "2024-05-06"}\n{"id": "c", "text": "words"}',
+    )
+    dated, bare = upload(service, collection, lines).json()["items"]
+    assert dated["warnings"][0].startswith("it is undated, although `published`")
+    assert "warnings" not in bare
+    both = upload(service, collection, table, names={"time": "a", "creation_time": "b"})
+    assert both.status_code == 422
+    assert both.json()["field"].startswith("names.")
+
+
+@pytest.mark.node
 def test_what_the_caller_says_outranks_the_file(service, collection):
     data = b"---\ndate: 2024-01-02\ntitle: Its own\n---\nwords"
     answer = upload(

@@ -106,6 +106,8 @@ def test_memory_decay_bc55_exactly_what_was_returned_is_touched_and_nothing_else
     now = clock()
     answer = memories.search(top_k=2, touch=True, as_of=now, include_embedding=True, **MEMORY).json()
     assert [hit["id"] for hit in answer["hits"]] == ["m1", "m2"]
+    assert answer["touched"] == 2
+    assert "touched" not in memories.search(top_k=2, as_of=now).json()
     for hit in answer["hits"]:
         # The age before the touch counts.
         assert hit["age_days"] == pytest.approx(2, abs=1e-3)
