@@ -36,9 +36,12 @@ def of_options(plan: Plan, order: Sequence[Placed]) -> list[str]:
     if plan.base_decay is not None and order:
         # Of the window, not of a page: a decay that sends the old ones off the page has changed a lot.
         factors = [
-            item.factor
+            factor
             for item in order
-            if item.factor is not None and item.aged_ms is not None and not item.evergreen and not item.tail
+            if item.aged_ms is not None
+            and not item.evergreen
+            and not item.tail
+            and (factor := item.factor) is not None
         ]
         misfit = decay.misfit(plan.base_decay, factors)
         if misfit is not None:
