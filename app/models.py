@@ -562,6 +562,13 @@ def _check_routes(routes: list[Route] | None, decay: Decay | DecayWord | None) -
         )
 
 
+def _check_stages(rerank: Rerank | None, mmr: Mmr | None) -> None:
+    if rerank and mmr:
+        raise invalid("`rerank` and `mmr` both order the head: choose one")
+    if rerank and rerank.top_n is not None and rerank.top_n > rerank.candidates:
+        raise invalid("`rerank.top_n` is more than `rerank.candidates`: lower it, or raise those")
+
+
 class FeedbackOptions(Value):
     """Let what callers made of earlier hits count; see `POST /v1/feedback`."""
 
@@ -582,6 +589,18 @@ FeedbackOrOff = Annotated[
 ]
 
 
+def _or_off(value: Any) -> Any:
+    return None if value == "off" else value
+
+
+def _with_off(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [*schema.get("anyOf", ()), {"const": "off"}]
+
+
+CanBeOff = Field(json_schema_extra=_with_off)
+"""Of an option that a profile may bring: 'off' or null overrule it."""
+
+
 class Profile(Value):
     """A named way of ranking, stored with a collection: what a request leaves out is taken from it."""
 
@@ -589,11 +608,27 @@ class Profile(Value):
     routes: Annotated[list[Route], Field(min_length=1, max_length=MAX_ROUTES)] | None = None
     fusion: Fusion | None = None
     feedback: FeedbackOrOff | None = None
+    min_relevance: Fraction | None = None
+    rerank: Rerank | None = Field(
+        None, description="Skipped, with a warning, by a service that has no reranker."
+    )
+    dedup: Dedup | None = None
+    mmr: Mmr | None = None
+    fold_superseded: bool | None = Field(None, description="Where a search's decay is 'auto'.")
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         _check_routes(self.routes, self.decay)
+        _check_stages(self.rerank, self.mmr)
+        if self.fold_superseded and self.decay not in (None, "auto"):
+            raise invalid(
+                "`fold_superseded` is set, but only decay 'auto' finds what is superseded: make `decay` 'auto', or drop it"
+            )
         return self
+
+
+STAGES = ("min_relevance", "rerank", "dedup", "mmr", "fold_superseded")
+"""What a profile may give beside decay, routes, fusion and feedback."""
 
 
 ProfileName = Annotated[str, Field(min_length=1, max_length=64, pattern=PROFILE_PATTERN)]
@@ -757,7 +792,8 @@ class Search(Query):
     )
     fold_superseded: bool = Field(
         False,
-        description="With decay 'auto': leave out the hits that a newer one supersedes, and name them in its `supersedes`. "
+        description="With decay 'auto': leave out the hits that a newer one supersedes, and name them in its `supersedes`. Left "
+        "out: the profile's. "
         "Refused beside another `decay`, since nothing is superseded then.",
     )
     profile: ProfileName | None = Field(
@@ -777,10 +813,22 @@ class Search(Query):
         None,
         description="Whether votes on earlier hits count: an object, or 'off'; left out: the profile's, else off.",
     )
-    min_relevance: Fraction | None = Field(None, description="Least cosine of a hit, applied in the cluster.")
-    rerank: Rerank | None = None
-    dedup: Dedup | None = None
-    mmr: Mmr | None = None
+    min_relevance: Annotated[Fraction | None, BeforeValidator(_or_off), CanBeOff] = Field(
+        None,
+        description="Least cosine of a hit, applied in the cluster. Its scale is the model's: those of E5 models lie between "
+        "about 0.75 and 0.95, so that 0.5 cuts nothing. To find one, search without it and see the `relevance` of hits that "
+        "answer and of hits that don't. Left out: the profile's; 'off': none.",
+        examples=[0.8],
+    )
+    rerank: Annotated[Rerank | None, BeforeValidator(_or_off), CanBeOff] = Field(
+        None, description="Left out: the profile's; 'off': none."
+    )
+    dedup: Annotated[Dedup | None, BeforeValidator(_or_off), CanBeOff] = Field(
+        None, description="Left out: the profile's; 'off': none."
+    )
+    mmr: Annotated[Mmr | None, BeforeValidator(_or_off), CanBeOff] = Field(
+        None, description="Left out: the profile's; 'off': none."
+    )
     collapse: bool = Field(True, description="One hit per document (its best chunk); false: one per chunk.")
     neighbours: Annotated[int, Field(ge=0, le=20), WHOLE] = Field(
         0, description="Chunks before and after the best one that `text` includes."
@@ -847,10 +895,7 @@ class Search(Query):
             )
         if self.fold_superseded and not self.collapse:
             raise invalid("`fold_superseded` compares documents, not chunks: drop it, or `collapse`: false")
-        if self.rerank and self.mmr:
-            raise invalid("`rerank` and `mmr` both order the head: choose one")
-        if self.rerank and self.rerank.top_n is not None and self.rerank.top_n > self.rerank.candidates:
-            raise invalid("`rerank.top_n` is more than `rerank.candidates`: lower it, or raise those")
+        _check_stages(self.rerank, self.mmr)
         return self
 
 

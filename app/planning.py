@@ -13,6 +13,7 @@ from app.errors import InvalidRequest
 from app.models import (
     DEFAULT_WINDOW,
     MAX_ROUTES,
+    STAGES,
     Collection,
     Decay,
     DecayStrength,
@@ -208,6 +209,7 @@ def make_plan(
     """
     origin_ms = now_ms if search.as_of is None else to_ms(search.as_of)
     profile = _profile(search, collection)
+    search = _with_stages(search, profile)
     chosen = profile.decay if search.decay is None else search.decay
     base = chosen if isinstance(chosen, Decay) else None
     if search.query_vector is not None and len(search.query_vector) != collection.dims:
@@ -396,6 +398,21 @@ def _profile(search: Search, collection: Collection) -> Profile:
             remedy=f"its profiles are: {', '.join(sorted(collection.profiles)) or 'none'}",
         )
     return collection.profiles[name]
+
+
+def _with_stages(search: Search, profile: Profile) -> Search:
+    """Return the search with the stages that its profile gives and it says nothing of, as far as they fit it."""
+    given = {
+        name: value
+        for name in STAGES
+        if (value := getattr(profile, name)) is not None and name not in search.model_fields_set
+    }
+    if search.rerank is not None or search.mmr is not None:
+        # One of them orders the head: the request's.
+        given = {name: value for name, value in given.items() if name not in ("rerank", "mmr")}
+    if not (search.collapse and _is_auto(search, profile)):
+        given.pop("fold_superseded", None)
+    return search.model_copy(update=given) if given else search
 
 
 def _is_auto(search: Search, profile: Profile) -> bool:

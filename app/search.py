@@ -22,6 +22,7 @@ from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
 from app.models import (
+    STAGES,
     Collection,
     Hit,
     Ranked,
@@ -167,6 +168,7 @@ def plan_of(request: Search, *, collection: Collection, caller: Caller, now_ms: 
     return replace(planned, ranked=chosen)
 
 
+NO_RERANKER = "not reranked, as the profile asks: this service has no reranker (HALFLIFE_RERANK_URL)"
 NO_VOTES = "votes do not count here: feedback is not configured, or its ratings are being read"
 
 
@@ -456,6 +458,8 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
             run.degrade("not diversified by mmr, this is the fused order: the query has no vector")
         if failure is not None:
             run.degrade(f"not reranked, this is the fused order: {failure.detail}", failure)
+        if run.plan.search.rerank is not None and doors.reranker is None:
+            run.warnings.append(NO_RERANKER)
         if run.offset > 0 and run.offset >= len(order):
             outcomes[id(run)] = PastWindow(
                 f"the cursor points past the fused window of {run.plan.window}",
@@ -880,6 +884,11 @@ def _requests(run: Run) -> dict[str, Any]:
         },
         "fusion": plan.fusion.model_dump(exclude_none=True),
         "window": plan.window,
+        "stages": {
+            name: value
+            for name, value in plan.search.model_dump(mode="json", include=set(STAGES)).items()
+            if value not in (None, False)
+        },
         "requests": bodies,
         **({"note": "the key's own filter is left out of these bodies"} if plan.forced else {}),
     }

@@ -27,6 +27,7 @@ from app.planning import (
 )
 from app.recall import Run, fatal, in_background, located
 from app.search import (
+    NO_RERANKER,
     Caller,
     Doors,
     budget_s,
@@ -176,6 +177,8 @@ async def _run_stages(standing: advice.Standing, run: Run, *, doors: Doors, call
     )
     if failure is not None:
         run.degrade(f"not reranked, this is the fused order: {failure.detail}", failure)
+    if plan.search.rerank is not None and doors.reranker is None:
+        run.warnings.append(NO_RERANKER)
     standing.documents, standing.trace, standing.final = found, trace, final
 
 

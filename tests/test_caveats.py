@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from app.elastic import Cluster
 from app.models import Collection, Profile, Search
+from app.planning import make_plan
 from app.times import format_instant, from_ms
 from tests.searching import DAY, NOW_MS, Asker, StandIn, drop_collection, ids, make_collection
 
@@ -165,3 +166,63 @@ async def test_a_threshold_that_left_nothing_says_what_it_cut(asker: Asker) -> N
         "xyzzy", filter=beyond, min_relevance=0.0, routes=[TEXT], query_vector=[1, 0, 0]
     )
     assert (nothing.hits, nothing.warnings) == ([], [])
+
+
+# --- what a profile gives ----------------------------------------------------------------------------------------------
+
+
+async def test_a_profile_gives_the_stages_that_a_request_leaves_out(asker: Asker) -> None:
+    tidy = Profile.model_validate({"dedup": {"threshold": 0.7}, "min_relevance": 0.5, "rerank": {}})
+    asker.collection = asker.collection.model_copy(
+        update={"profiles": {"tidy": tidy}, "default_profile": "tidy"}
+    )
+    near = [{"kind": "vector"}]
+    answer = await asker.ask(QUERY, routes=near, explain=True, paging=True, top_k=1)
+    # Cosines: new-old .8, old-older .96, new-older .6; 'older' is near 'old', which is not kept.
+    assert (ids(answer), answer.hits[0].near_duplicates) == (["new"], ["old"])
+    assert answer.profile is not None
+    assert answer.profile.name == "tidy"
+    assert answer.explain is not None
+    assert answer.explain["stages"]["min_relevance"] == 0.5
+    assert answer.explain["stages"]["dedup"]["threshold"] == 0.7
+    assert any("this service has no reranker" in warning for warning in answer.warnings)
+    # A later page keeps to what the first had, whatever the profile is by now.
+    asker.collection = asker.collection.model_copy(update={"profiles": {"tidy": Profile()}})
+    assert answer.cursor is not None
+    assert ids(await asker.page(answer.cursor)) == ["older"]
+    asker.collection = asker.collection.model_copy(update={"profiles": {"tidy": tidy}})
+    own = {"dedup": "off", "rerank": "off", "min_relevance": 0.7}
+    answer = await asker.ask(QUERY, routes=near, **own)
+    assert (ids(answer), answer.warnings) == (["new", "old"], [])
+    answer = await asker.ask(QUERY, routes=near, **{**own, "min_relevance": "off"})
+    assert ids(answer) == ["new", "old", "older"]
+
+
+def test_a_profiles_stages_fit_the_request() -> None:
+    def planned(profile: dict[str, Any], **options: Any) -> Search:
+        collection = Collection(
+            name="c", index="i", dims=3, similarity="cosine", declared={}, template_version=1,
+            profiles={"p": Profile.model_validate(profile)}, default_profile="p",
+        )  # fmt: skip
+        search = Search.model_validate({"collection": "c", "query": "x", **options})
+        return make_plan(search, collection=collection, now_ms=NOW_MS).search
+
+    fold = {"fold_superseded": True}
+    assert planned(fold).fold_superseded
+    assert not planned(fold, fold_superseded=False).fold_superseded
+    # Idle beside another decay, and chunks are not compared.
+    assert not planned(fold, decay="off").fold_superseded
+    assert not planned(fold, collapse=False).fold_superseded
+    assert planned({"mmr": {"lambda": 0.8}}, rerank={}).mmr is None
+    assert planned({"rerank": {}}, mmr={}).rerank is None
+    assert planned({"mmr": {}}, mmr=None).mmr is None
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [{"rerank": {}, "mmr": {}}, {"fold_superseded": True, "decay": "off"}, {"rerank": {"top_n": 9, "candidates": 5}}],
+    ids=str,
+)  # fmt: skip
+def test_a_profile_that_contradicts_itself_is_refused(profile: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Profile.model_validate(profile)
