@@ -19,6 +19,9 @@ HALF: Final = 50
 VECTOR_SCALE: Final = 2.0
 SHARPNESS: Final = 1.5
 LEAST_CONFIDENCE: Final = 0.02
+ABSENT: Final = -1.0
+"""What a full list of cosines gives to what only words found: it is less like the query than all that is listed, and such
+a constant ranks as well as the cosines themselves. What words lack has 0, which is its score where nothing matches."""
 
 
 # What there is one of for each hit of a window is a named tuple: made in a third of a frozen dataclass's time.
@@ -38,21 +41,27 @@ class RankedHit(NamedTuple):
 class RankedRoute:
     """A route's hits, best first as the cluster gave them. Weight 0: neither scores nor hits come from it.
 
-    `measures` tells what its scores are: `words` (BM25, open above, 0 without a match) or `cosine`.
+    `measures` tells what its scores are: `words` (BM25, open above, 0 without a match) or `cosine`. `restricted`: it
+    looks at a part of the documents only, as a date window does, to bring up what the other lists have no room for.
     """
 
     name: str
     weight: float
     hits: Sequence[RankedHit]
     measures: Literal["words", "cosine"] = "words"
+    restricted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What adaptive fusion makes of a route: its confidence in [0, 1], and its share of the score; shares sum to 1."""
+    """What adaptive fusion makes of a route: its confidence in [0, 1], and its share of the score; shares sum to 1.
+
+    `absent` is the normalised score of what is in no list but of unrestricted words, if that isn't 0.
+    """
 
     confidence: float
     weight: float
+    absent: float = 0.0
 
 
 class Fused(NamedTuple):
@@ -93,10 +102,11 @@ def fuse(routes: Sequence[RankedRoute], *, fusion: Fusion, window: int) -> list[
     sums, so that asking for more never reorders the head. Ranks start at 1 and duplicates in a route are dropped
     before ranking (the first stays).
 
-    `adaptive`: sum of share * normalised score, absent = 0; the shares follow each route's confidence in this query,
-    see `shares`. Normalised: (score - least of the window) / population standard deviation of the first 100. Where the
-    words match less than the window, what other routes found without a match counts as scored 0. A route whose scores
-    are all equal gives each of its hits 1.
+    `adaptive`: sum of share * normalised score; the shares follow each route's confidence in this query, see `shares`.
+    Normalised: (score - least of the window) / population standard deviation of the first 100. Absent: 0, but -1 where
+    a route of cosines fills the window from all documents and neither another such route nor a restricted one found
+    the hit. Where the words match less than the window, what other routes found without a match counts as scored 0. A
+    route whose scores are all equal gives each of its hits 1.
 
     `rrf`: sum of weight / (rank_constant + rank), absent = 0. `linear`: sum of weight * normalised score, absent = the
     least normalised score of that route's window. Normalised over the window: `zscore` is (score - mean) / population
@@ -121,7 +131,7 @@ def fuse(routes: Sequence[RankedRoute], *, fusion: Fusion, window: int) -> list[
     if fusion.method == "adaptive":
         told = shares(weighed, window=window)
         others = _distinct([_counting(route, window) for route in weighed])
-        counting = [_Adaptive(route, window, told[route.name].weight, others) for route in weighed]
+        counting = [_Adaptive(route, window, told[route.name], others) for route in weighed]
     elif fusion.method == "rrf":
         counting = [_Reciprocal(route, fusion, window) for route in weighed]
     else:
@@ -148,6 +158,7 @@ def shares(routes: Sequence[RankedRoute], *, window: int) -> dict[str, Share]:
     others = _distinct(lists.values())
     confident = {}
     raw = {}
+    absent = {}
     for route in routes:
         if route.weight <= 0:
             continue
@@ -156,12 +167,14 @@ def shares(routes: Sequence[RankedRoute], *, window: int) -> dict[str, Share]:
         confidence = _confidence(_padded(before, route, hits, window, others), route.measures)
         scale = VECTOR_SCALE if route.measures == "cosine" else 1.0
         confident[route.name] = confidence
+        full = route.measures == "cosine" and not route.restricted and len(hits) >= window
+        absent[route.name] = ABSENT if full else 0.0
         # A route without a hit leaves its share to the others.
         strength = (scale * max(confidence, LEAST_CONFIDENCE)) ** SHARPNESS if hits else 0.0
         raw[route.name] = route.weight * strength
     total = math.fsum(raw.values())
     return {
-        name: Share(confidence, raw[name] / total if total > 0 else 0.0)
+        name: Share(confidence, raw[name] / total if total > 0 else 0.0, absent[name])
         for name, confidence in confident.items()
     }
 
@@ -244,14 +257,18 @@ class _Counted:
     def __init__(self, route: RankedRoute) -> None:
         self.name = route.name
         self.weight = route.weight
+        self.vouches = route.measures == "cosine" or route.restricted
         first: dict[str, RankedHit] = {}
         for hit in route.hits:
             first.setdefault(hit.key, hit)
         self.hits = list(first.values())
         self.ranks = {hit.key: rank for rank, hit in enumerate(self.hits, start=1)}
 
-    def terms(self, rank: int | None) -> tuple[float, float | None]:
-        """Return what the route adds at a rank (None: absent), and the normalised score where the method has one."""
+    def terms(self, rank: int | None, *, vouched: bool) -> tuple[float, float | None]:
+        """Return what the route adds at a rank (None: absent), and the normalised score where the method has one.
+
+        `vouched`: a route of cosines, or a restricted one, holds the hit.
+        """
         raise NotImplementedError
 
 
@@ -260,7 +277,7 @@ class _Reciprocal(_Counted):
         super().__init__(route)
         self.rank_constant = fusion.rank_constant
 
-    def terms(self, rank: int | None) -> tuple[float, float | None]:
+    def terms(self, rank: int | None, *, vouched: bool) -> tuple[float, float | None]:
         return 0.0 if rank is None else self.weight / (self.rank_constant + rank), None
 
 
@@ -278,7 +295,7 @@ class _Normalized(_Counted):
             self.zero = math.fsum(scores) / len(scores)
             self.unit = math.sqrt(math.fsum((score - self.zero) ** 2 for score in scores) / len(scores))
 
-    def terms(self, rank: int | None) -> tuple[float, float | None]:
+    def terms(self, rank: int | None, *, vouched: bool) -> tuple[float, float | None]:
         if not self.hits:
             return 0.0, None
         if self.flat is not None:
@@ -289,7 +306,7 @@ class _Normalized(_Counted):
 
 
 class _Adaptive(_Counted):
-    def __init__(self, route: RankedRoute, window: int, share: float, others: int) -> None:
+    def __init__(self, route: RankedRoute, window: int, share: Share, others: int) -> None:
         super().__init__(route)
         self.share = share
         hits = self.hits[:window]
@@ -303,14 +320,17 @@ class _Adaptive(_Counted):
         # Equal scores have no spread; their computed deviation need not come out as exactly 0.
         self.unit = None if flat else math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
 
-    def terms(self, rank: int | None) -> tuple[float, float | None]:
+    def terms(self, rank: int | None, *, vouched: bool) -> tuple[float, float | None]:
+        absent = self.share.absent
         if rank is None:
-            return 0.0, None
+            if vouched or not absent:
+                return 0.0, None
+            return self.share.weight * absent, absent
         # Ranks past the window lie below its least, where absent hits are.
         normalized = (
-            1.0 if self.unit is None else max(0.0, (self.hits[rank - 1].score - self.zero) / self.unit)
+            1.0 if self.unit is None else max(absent, (self.hits[rank - 1].score - self.zero) / self.unit)
         )
-        return self.share * normalized, normalized
+        return self.share.weight * normalized, normalized
 
 
 def _sum(key: str, routes: Sequence[_Counted], told: Mapping[str, Share], *, within: int | None) -> Fused:
@@ -319,18 +339,23 @@ def _sum(key: str, routes: Sequence[_Counted], told: Mapping[str, Share], *, wit
     normalized: dict[str, float] = {}
     best: int | None = None
     created: int | None = None
+    counted: dict[str, int] = {}
+    vouched = False
     for route in routes:
-        rank = counted = route.ranks.get(key)
-        if rank is not None:
-            ranks[route.name] = rank
-            date = route.hits[rank - 1].created_ms
-            if date is not None and (created is None or date > created):
-                created = date
-            if within is not None and rank > within:
-                counted = None
-            elif best is None or rank < best:
+        rank = route.ranks.get(key)
+        if rank is None:
+            continue
+        ranks[route.name] = rank
+        date = route.hits[rank - 1].created_ms
+        if date is not None and (created is None or date > created):
+            created = date
+        if within is None or rank <= within:
+            counted[route.name] = rank
+            vouched |= route.vouches
+            if best is None or rank < best:
                 best = rank
-        contributions[route.name], value = route.terms(counted)
+    for route in routes:
+        contributions[route.name], value = route.terms(counted.get(route.name), vouched=vouched)
         if value is not None:
             normalized[route.name] = value
     assert best is not None, "a key to sum stands in a route"

@@ -452,7 +452,8 @@ class Fusion(Value):
     method: Literal["adaptive", "rrf", "linear", "additive"] = Field(
         "adaptive",
         description=(
-            "adaptive: sum of normalised scores, each route's weight times its confidence in this query; rrf: sum of "
+            "adaptive: sum of normalised scores, each route's weight times its confidence in this query, and less for what "
+            "words alone found while the vectors had no room for it; rrf: sum of "
             "weight/(rank_constant+rank), meant where only `rank_constant` is given; linear: weighted sum of "
             "normalised scores; additive: relevance + salience + recency, the time-weighted memory's score."
         ),

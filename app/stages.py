@@ -76,12 +76,13 @@ class Placed:
             )
             for name, part in self.held.items()
         }
+        counted = "one standard deviation below the least" if told.shares else "the least"
         for name, normalized in told.normalized.items():
             if name not in routes:
                 routes[name] = RouteHit(
                     rank=None, score=None, decay=None, decayed_score=None,
                     contribution=told.contributions.get(name, 0.0), normalized=normalized,
-                    note="not in its list: counted as the least in the window",
+                    note=f"not in its list: counted as {counted} in the window",
                 )  # fmt: skip
         return routes
 
@@ -203,15 +204,16 @@ def _fused(
 
 
 def _ranked(plan: Plan, route: PlannedRoute, answer: RouteAnswer) -> fusion.RankedRoute:
+    restricted = route.kind.startswith("fresh_") or bool(route.asked.filter)
     if not route.needs_vector:
         hits = [fusion.RankedHit(c.key, c.score, c.created_ms, c.base) for c in answer.candidates]
-        return fusion.RankedRoute(route.name, route.weight, hits, "words")
+        return fusion.RankedRoute(route.name, route.weight, hits, "words", restricted)
     similarity = plan.collection.similarity
     hits = [
         fusion.RankedHit(c.key, c.score, c.created_ms, queries.cosine_of(c.base, similarity))
         for c in answer.candidates
     ]
-    return fusion.RankedRoute(route.name, route.weight, hits, "cosine")
+    return fusion.RankedRoute(route.name, route.weight, hits, "cosine", restricted)
 
 
 def _factor(plan: Plan, held: Mapping[str, Candidate]) -> float | None:

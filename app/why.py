@@ -14,7 +14,7 @@ import numpy as np
 
 from app import advice, decay, fields, filters, queries
 from app.errors import HalflifeError
-from app.models import Collection, ResolvedDecay, RouteHit, Search, Why, WhyChunk, WhyResult, WhyRoute
+from app.models import Collection, ResolvedDecay, Search, Why, WhyChunk, WhyResult, WhyRoute
 from app.planning import (
     Candidate,
     Plan,
@@ -97,6 +97,11 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
     place = standing.place(fused)
     item = None if place is None else fused[place - 1]
     routes: dict[str, WhyRoute] = {}
+    # In no list: what adaptive fusion takes off for that.
+    shares = fused[0].fused.shares if fused and item is None else {}
+    added = {name: share.weight * share.absent for name, share in shares.items()}
+    if item is not None:
+        added = {name: part.contribution for name, part in item.routes.items()}
     for route in plan.routes:
         if route.name not in run.answers:
             status = run.statuses.get(route.name)
@@ -105,11 +110,11 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
         candidate, above, above_current = seen.get(route.name, (None, None, None))
         if candidate is None:
             note = advice.unmatched(plan, route, source, excluded=excluded, has_vector=has_vector)
-            routes[route.name] = WhyRoute(matches=False, note=note)
+            routes[route.name] = WhyRoute(matches=False, contribution=added.get(route.name, 0.0), note=note)
             continue
         listed = next((c for c in run.answers[route.name].candidates if c.id == document_id), None)
-        part = None if item is None else item.routes.get(route.name)
-        routes[route.name] = _route(plan, route, candidate, above, above_current, listed, part)
+        contribution = added.get(route.name, 0.0)
+        routes[route.name] = _route(plan, route, candidate, above, above_current, listed, contribution)
     created = source.get(fields.CREATION_TIME)
     page = standing.final[: plan.search.top_k]
     score = _fused_score(plan, routes) if place is None else standing.scores[place - 1]
@@ -346,7 +351,7 @@ def _route(
     above: int | None,
     above_current: int | None,
     listed: Candidate | None,
-    part: RouteHit | None,
+    contribution: float,
 ) -> WhyRoute:
     """Return how a route sees the document: `candidate` as asked about it alone, `listed` as it stands in its list."""
     inside = listed is not None and listed.rank <= plan.window
@@ -364,7 +369,7 @@ def _route(
         score=candidate.base,
         decay=candidate.factor if decays else None,
         decayed_score=candidate.score,
-        contribution=0.0 if part is None else part.contribution,
+        contribution=contribution,
         rank_if_current=above_current + 1 if decays and above_current is not None else None,
         note="its weight is 0: it adds neither score nor hits" if route.weight == 0 else None,
     )
@@ -384,10 +389,14 @@ def _factor(plan: Plan, source: Mapping[str, Any]) -> float | None:
 
 
 def _fused_score(plan: Plan, routes: Mapping[str, WhyRoute]) -> float | None:
-    """Return the RRF sum over its real ranks, as if the window had no end; None for linear and additive fusion."""
+    """Return the score of what no list holds: with RRF the sum over its real ranks, as if the window had no end.
+
+    None for linear and additive fusion.
+    """
     if plan.fusion.method == "adaptive":
-        # Below the least of every window, where an absent hit counts as well.
-        return 0.0 if any(seen.matches for seen in routes.values()) else None
+        # Below the least of every window, as what is in no list.
+        matched = any(seen.matches for seen in routes.values())
+        return math.fsum(seen.contribution for seen in routes.values()) if matched else None
     if plan.fusion.method != "rrf":
         return None
     weights = {route.name: route.weight for route in plan.routes}

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.fusion import Fused, RankedHit, RankedRoute, Share, additive, apply_factor, fuse, rescore, shares
+from app.fusion import (
+    ABSENT,
+    Fused,
+    RankedHit,
+    RankedRoute,
+    Share,
+    additive,
+    apply_factor,
+    fuse,
+    rescore,
+    shares,
+)
 from app.models import Fusion
 
 RRF = Fusion(method="rrf")
@@ -310,6 +321,65 @@ def test_adaptive_with_nothing_to_tell_hits_apart(routes: list[RankedRoute]):
 
     assert set(scores(fused).values()) == {1.0}
     assert fused[0].shares["r"] == Share(0.0, 1.0)
+
+
+def test_a_full_list_of_cosines_holds_against_a_hit_that_it_lacks_it():
+    # Best in words is a: with the vectors' window full without it, it lies a deviation below their least.
+    text = route("text", "ab", scores=[9, 6])
+    vector = cosines("vector", "bcd", [0.9, 0.8, 0.7])
+
+    def told(routes: list[RankedRoute], window: int) -> dict[str, Fused]:
+        return {hit.key: hit for hit in fuse(routes, fusion=ADAPTIVE, window=window)}
+
+    full, roomy = told([text, vector], 3), told([text, vector], 4)
+    dated = told([text, replace(vector, restricted=True)], 3)
+    brought = told([text, vector, replace(route("fresh_text", "a"), restricted=True)], 3)
+
+    assert full["a"].normalized["vector"] == ABSENT
+    assert full["a"].contributions["vector"] == pytest.approx(ABSENT * full["a"].shares["vector"].weight)
+    assert full["a"].shares["vector"].absent == ABSENT
+    # What words don't match is scored 0 as it is; a date window or a list with room says nothing about the rest.
+    assert "text" not in full["c"].normalized
+    # Nor is a hit pushed down that another list was asked for to bring up.
+    for other in (roomy, dated, brought):
+        assert "vector" not in other["a"].normalized
+        assert other["a"].contributions["vector"] == 0
+
+
+def test_a_rank_past_the_window_is_no_better_than_its_absence():
+    text = route("text", "ab", scores=[9, 6])
+    short = cosines("vector", "bcd", [0.9, 0.8, 0.7])
+    long = cosines("vector", "bcdae", [0.9, 0.8, 0.7, 0.69, 0.1])
+
+    least, whole = (fuse([text, vector], fusion=ADAPTIVE, window=3) for vector in (short, long))
+
+    assert [(hit.key, hit.score) for hit in whole[: len(least)]] == [(hit.key, hit.score) for hit in least]
+    [tail] = whole[len(least) :]
+    assert (tail.key, tail.normalized["vector"]) == ("e", ABSENT)
+
+
+@given(
+    st.lists(st.floats(0.1, 50), min_size=2, max_size=8),
+    st.lists(st.floats(0.5, 0.99), min_size=2, max_size=8),
+    st.integers(1, 10),
+    st.sampled_from([0.25, 2.0, 1024.0]),
+)
+def test_adaptive_scores_add_up_and_words_have_no_scale(
+    words: list[float], meanings: list[float], window: int, scale: float
+):
+    text = route("text", "abcdefgh"[: len(words)], scores=sorted(words, reverse=True))
+    vector = cosines("vector", "hgfedcba"[: len(meanings)], sorted(meanings, reverse=True))
+    scaled = route("text", "abcdefgh"[: len(words)], scores=[scale * s for s in sorted(words, reverse=True)])
+
+    fused, same = (fuse([first, vector], fusion=ADAPTIVE, window=window) for first in (text, scaled))
+
+    assert [(hit.key, hit.score) for hit in fused] == [(hit.key, hit.score) for hit in same]
+    for hit in fused:
+        assert math.fsum(hit.contributions.values()) == hit.fused_score
+        assert hit.contributions == pytest.approx(
+            {name: hit.shares[name].weight * hit.normalized.get(name, 0.0) for name in hit.contributions}
+        )
+    assert math.fsum(share.weight for share in fused[0].shares.values()) == pytest.approx(1.0)
 
 
 def test_a_longer_window_changes_neither_spread_nor_confidence():

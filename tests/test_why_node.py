@@ -335,6 +335,19 @@ async def test_what_it_takes_with_adaptive_fusion(asker: Asker) -> None:
     assert (told.fused_score or 0) - now + needed * share == pytest.approx(told.page_score, abs=0.02)
 
 
+async def test_what_no_list_holds_has_the_score_of_its_absence(asker: Asker) -> None:
+    wanted: dict[str, Any] = {"fusion": {"method": "adaptive", "window": 5}, "top_k": 5}
+    shown = await asker.ask("leave", **wanted)
+    whole = await asker.ask("leave", top_k=100)
+    told = await account(asker, whole.hits[-1].id, **wanted)
+
+    assert told.fused_rank is None
+    assert told.routes["text"].contribution == 0
+    assert told.routes["vector"].contribution == pytest.approx(-(shown.routes["vector"].weight or 0))
+    assert told.fused_score == sum(route.contribution for route in told.routes.values())
+    assert all(hit.score >= (told.fused_score or 0) for hit in shown.hits)
+
+
 async def test_additive_scores_are_those_of_the_search(asker: Asker) -> None:
     memory: dict[str, Any] = {"fusion": {"method": "additive"}, "decay": {"hourly_loss": 0.001}, "top_k": 5}
     whole = await asker.ask("leave", **{**memory, "top_k": 100})
