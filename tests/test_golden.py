@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.node, pytest.mark.shared, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
 TOP_K = 10
+NOISE = 1e-5
+"""Scores nearer than this are one: a cosine changes in its last digit when the node compiles its vector loop."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,10 @@ def ask(
 
 
 def untied(ids: Sequence[str], scores: Sequence[float]) -> list[set[str]]:
-    """The ranking as groups of equal scores, in order: within one, any order is right. The last may be cut by the page."""
+    """The ranking as groups of equal scores (within `NOISE`), in order: within one, any order is right. The last may be cut by the page."""
     groups: list[set[str]] = []
     for place, name in enumerate(ids):
-        if place and abs(scores[place] - scores[place - 1]) < 1e-9:
+        if place and abs(scores[place] - scores[place - 1]) < NOISE:
             groups[-1].add(name)
         else:
             groups.append({name})

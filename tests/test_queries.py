@@ -47,6 +47,24 @@ def test_words_that_bm25_reads(text: str, words: str, cut: bool) -> None:
     assert queries.lexical_words(text) == (words, cut)
 
 
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("when are salaries paid", "salaries paid"),
+        ("How do I reset the password?", "reset password?"),
+        ("the IT department (of the WHO)", "IT department WHO)"),
+        ("The Who", "Who"),
+        ("To be or not to be", "To be or not to be"),
+        ("what is?", "what is?"),
+        ("什么时候 发工资", "什么时候 发工资"),
+        ("is 2026 a leap year", "2026 leap year"),
+        ("", ""),
+    ],
+)
+def test_function_words_are_left_out_where_others_stand(text: str, words: str) -> None:
+    assert queries.content_words(text) == words
+
+
 @given(st.text(max_size=3000))
 def test_words_never_grow_and_never_repeat(text: str) -> None:
     words, cut = queries.lexical_words(text)
