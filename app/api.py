@@ -601,7 +601,8 @@ def _checked(name: str) -> str:
     try:
         return check_collection(name)
     except Exception as cause:
-        raise InvalidRequest(str(cause), field="collection") from cause
+        told, _, remedy = str(cause).partition(": ")
+        raise InvalidRequest(told, field="collection", remedy=remedy) from cause
 
 
 # --- documents -----------------------------------------------------------------------------------------------------------
@@ -866,7 +867,9 @@ def _filter(text: str) -> dict[str, Any]:
             text.encode("utf-8", "replace"), allow_inf_nan=False, catch_duplicate_keys=True
         )
     except ValueError as cause:
-        raise InvalidRequest(f"the filter is not JSON: {str(cause)[:200]}", field="filter") from cause
+        raise InvalidRequest(
+            f"the filter is not JSON: {str(cause)[:200]}", field="filter", remedy='such as {"lang": "en"}'
+        ) from cause
     if not isinstance(value, dict):
         raise InvalidRequest("a filter is an object", field="filter", remedy='such as {"lang": "en"}')
     return value

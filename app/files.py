@@ -61,7 +61,9 @@ async def store(
             fallback_told=UPLOAD_TIME,
         )
         if not drafts:
-            results.append(_failed(upload, None, InvalidRequest("the file has no rows")))
+            results.append(
+                _failed(upload, None, InvalidRequest("the file has no rows", remedy="send one that has some"))
+            )
         for draft in drafts:
             id_ = None if draft.document is None else str(draft.document.get("id"))
             if draft.document is None:

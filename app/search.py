@@ -463,6 +463,7 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
         if run.offset > 0 and run.offset >= len(order):
             outcomes[id(run)] = PastWindow(
                 f"the cursor points past the fused window of {run.plan.window}",
+                field="cursor",
                 remedy=f"search again with a larger `fusion.window` (up to 10000) than {run.plan.window}",
             )
             continue
