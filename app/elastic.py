@@ -25,6 +25,7 @@ from app import observing
 from app.addresses import is_loopback
 from app.breaker import Outcome
 from app.errors import (
+    ClusterOutOfTime,
     ClusterRejected,
     ClusterUnavailable,
     Conflict,
@@ -956,6 +957,12 @@ class Cluster:
                         call.outcome = "ok"
                         return cause.body
                     error = translate(cause, doing)
+                    if _hurried(cause, timeout_s) and not writes:
+                        error = ClusterOutOfTime(
+                            f"{doing}: no answer within the request's time budget",
+                            remedy="give it more time (`timeout_ms`, or the X-Halflife-Timeout-Ms header), or ask for less",
+                            retry_after_s=_BUSY_RETRY_S,
+                        )
                     call.outcome = _outcome_of(cause, error, timeout_s)
                     broken = isinstance(cause, elastic_transport.ConnectionError)
                     if not (again and broken and not retry and self.guard.budget.take()):
@@ -1012,11 +1019,15 @@ def _not_sent(what: str, wait_s: float) -> HalflifeError:
     )
 
 
+def _hurried(cause: Exception, timeout_s: float) -> bool:
+    """Tell whether a caller in a hurry got no answer, which a healthy cluster gives neither."""
+    return isinstance(cause, elastic_transport.ConnectionTimeout) and timeout_s < HANG_S
+
+
 def _outcome_of(cause: Exception, error: HalflifeError, timeout_s: float) -> Outcome:
     """Say what a failed request tells of the cluster."""
-    if isinstance(cause, elastic_transport.ConnectionTimeout):
-        # A caller in a hurry gets no answer of a healthy cluster either.
-        return "failed" if timeout_s >= HANG_S else "unknown"
+    if _hurried(cause, timeout_s):
+        return "unknown"
     if isinstance(cause, elastic_transport.ApiError):
         return "refused" if isinstance(error, ClusterUnavailable) else "ok"
     return "failed"

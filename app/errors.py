@@ -125,6 +125,14 @@ class ClusterUnavailable(Unavailable):
     title = "Elasticsearch does not answer"
 
 
+class ClusterOutOfTime(ClusterUnavailable):
+    """Elasticsearch had not answered when the little time was over that its caller had left: it says nothing of the cluster."""
+
+    status = 504
+    code = "deadline-exceeded"
+    title = "The time budget is used up"
+
+
 class ClusterRejected(HalflifeError):
     """Elasticsearch refused what we sent: a fault of ours or of the cluster's set-up."""
 

@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeAlias
 
 from app import fields
 from app.errors import InvalidRequest, LimitExceeded
-from app.models import MAX_FILTER_DEPTH, MAX_FILTER_TERMS, DeclaredType
+from app.models import MAX_FILTER_DEPTH, MAX_FILTER_TERMS, NOT_DECLARABLE, DeclaredType
 from app.times import DAY_MS, format_instant, from_ms, is_day, parse_instant, to_ms
 
 MAX_VALUE_UNITS = 4_096
@@ -369,7 +369,8 @@ def _field(
         # What documents say of themselves stands in the field or in metadata of that name: look at both.
         both = (indexed, _METADATA_PREFIX + name) if name in fields.KEYWORDS else (indexed,)
         return Field(name, kind, both)
-    undeclared = name in INNER and name not in declared and not declared_anywhere
+    may_be_declared = name in declared or (declared_anywhere and name not in NOT_DECLARABLE)
+    undeclared = name in INNER and not may_be_declared
     if undeclared or name.startswith(INNER_OBJECTS):
         raise _refuse(
             path,

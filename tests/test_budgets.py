@@ -217,6 +217,22 @@ def test_an_embedder_that_hangs_leaves_time_for_the_words(client, collection, em
     until(lambda: embedding.abandoned == abandoned + 1)
 
 
+@pytest.mark.parametrize("where", ["_pit", "_msearch"])
+def test_a_caller_in_a_hurry_is_told_so_and_not_that_the_cluster_is_away(client, collection, relay, where):
+    body = {"collection": collection, "query": "slow words", "timeout_ms": 50, "routes": [{"kind": "text"}]}
+    relay.hold = where
+    try:
+        for _ in range(12):
+            answer = client.post("/v1/search", json=body)
+            assert answer.status_code == 504, answer.text
+            assert answer.json()["type"] == "urn:halflife:problem:deadline-exceeded"
+            assert "timeout_ms" in answer.json()["remedy"]
+    finally:
+        relay.hold = ""
+    # Twelve of them say nothing of the cluster: others are served as before.
+    assert client.post("/v1/search", json={**body, "timeout_ms": 20_000}).status_code == 200
+
+
 def test_a_write_gives_up_an_embedder_that_answers_nobody(relay, embedding, collection):
     settings = Settings(
         elasticsearch_url=relay.url,
