@@ -101,10 +101,17 @@ class Plan:
     """What votes say, where they shall count and are known."""
     forced: int = 0
     """How many of the filters, the first ones, are the key's: they are never shown."""
+    given: int = 0
+    """How many, the key's counted, hold whatever the request's `filter` says: what they hide no search like it can see."""
     wordings: Mapping[str, Sequence[Wording]] = field(default_factory=dict)
     """A text that words are looked for of -> its other wordings, by the collection's synonyms."""
     rewrites: tuple[Rewrite, ...] = ()
     """What the answer tells of them."""
+
+    @property
+    def visible(self) -> tuple[dict[str, Any], ...]:
+        """Return the filters that let in what this search could see without its own: the key's, and those of time."""
+        return self.filters[: self.given]
 
     @property
     def compares(self) -> bool:
@@ -226,6 +233,7 @@ def make_plan(
             remedy="give `decay`, such as {'hourly_loss': 0.01, 'field': 'last_accessed_at', 'floor': 0}",
         )
     common = [*forced, *_standing_filters(search, origin_ms=origin_ms)]
+    given = len(common)
     if search.filter:
         common += filters.compile_filter(search.filter, declared=collection.declared)
     warnings: list[str] = []
@@ -293,6 +301,7 @@ def make_plan(
         warnings=tuple(warnings),
         feedback=_feedback(search, profile),
         forced=len(forced),
+        given=given,
         wordings=pinned.wordings,
         rewrites=pinned.rewrites,
     )

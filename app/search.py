@@ -6,6 +6,7 @@ Never reads settings or the clock: both come in.
 
 import asyncio
 import base64
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,6 +75,8 @@ CLUSTER_EXPLAINED = 10
 """Documents of a page whose explanation by the cluster is asked for: each is a tree of some kilobytes per route."""
 SUGGEST_LEFT_S = 0.1
 """With less time left spelling is not looked up."""
+MOST_LOOKUPS = 16
+"""Searches sent for one request, a batch too, to tell why something was not found; what would take more is not told."""
 MOST_LISTS = 512
 """Searches that one request may send to the cluster at once."""
 IDS_AT_ONCE = 5_000
@@ -791,7 +794,7 @@ async def suggest(runs: Sequence[Run], *, doors: Doors, caller: Caller) -> dict[
     bodies = [
         (
             run,
-            spelling.count_body(found, filters=run.plan.filters, visible=run.plan.filters[: run.plan.forced]),
+            spelling.count_body(found, filters=run.plan.filters, visible=run.plan.visible),
         )
         for run, found in counting
     ]
@@ -812,19 +815,28 @@ async def look_closer(outcomes: Sequence[tuple[Run, _Outcome]], *, doors: Doors,
         if run.offset == 0 and not run.degraded and run.remaining_s() > SUGGEST_LEFT_S
         and (wanted := caveats.lookup(run.plan, found=bool(out.order), answers=run.answers, vectors=run.vectors))
     ]  # fmt: skip
+    # Queries of a batch share most of it: what is asked of one index in the same words is asked once.
+    different: dict[tuple[str | None, str], tuple[Run, dict[str, Any]]] = {}
+    told_of: list[tuple[Run, caveats.Lookup, list[tuple[str | None, str]]]] = []
+    for run, wanted in asked:
+        keys = [(run.pit, json.dumps(body, sort_keys=True)) for body in wanted.bodies]
+        more = dict(zip(keys, wanted.bodies, strict=True))
+        if len(different.keys() | more.keys()) <= MOST_LOOKUPS:
+            different.update((key, (run, body)) for key, body in more.items() if key not in different)
+            told_of.append((run, wanted, keys))
     try:
-        told = await _search_all(
-            [(run, body) for run, wanted in asked for body in wanted.bodies], doors=doors, caller=caller
-        )
+        answers = await _search_all(list(different.values()), doors=doors, caller=caller)
     except HalflifeError:
         return  # the answer is whole without it
-    at = 0
-    for run, wanted in asked:
-        part = told[at : at + len(wanted.bodies)]
-        at += len(wanted.bodies)
-        answers = [each for each in part if not isinstance(each, HalflifeError)]
-        if len(answers) == len(part):
-            run.warnings += caveats.read(run.plan, wanted, answers)
+    found = {
+        key: answer
+        for key, answer in zip(different, answers, strict=True)
+        if not isinstance(answer, HalflifeError)
+    }
+    meant = caveats.Meant()
+    for run, wanted, keys in told_of:
+        if all(key in found for key in keys):
+            run.warnings += caveats.read(run.plan, wanted, [found[key] for key in keys], meant)
 
 
 def _result(

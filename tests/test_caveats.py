@@ -1,16 +1,20 @@
 """What an answer warns of, on a real node: mistyped keys, options that did nothing, thresholds that left nothing."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
 
+from app import caveats, fields
+from app.caveats import likeness
 from app.elastic import Cluster
 from app.models import Collection, Profile, Search
 from app.planning import make_plan
+from app.search import MOST_LOOKUPS
 from app.times import format_instant, from_ms
-from tests.searching import DAY, NOW_MS, Asker, StandIn, drop_collection, ids, make_collection
+from tests.searching import DAY, NOW_MS, Asker, StandIn, drop_collection, ids, make_collection, write
 
 pytestmark = [pytest.mark.node]
 
@@ -90,6 +94,96 @@ async def test_each_search_of_a_batch_is_told_its_own(asker: Asker) -> None:
     )
     assert [len(each.warnings) for each in answers] == [1, 0, 1]  # type: ignore[union-attr]
     assert "`xyzzy`" in answers[2].warnings[0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "hidden, options, when",
+    [
+        ({"expires_at": "2024-06-01"}, {}, ""),
+        ({"creation_time": "2025-06-01"}, {"as_of": "2025-01-15T00:00:00Z"}, " as of that time"),
+        ({"start_date": "2025-06-01"}, {}, ""),
+    ],
+    ids=str,
+)
+async def test_no_key_of_a_document_that_time_hides_is_told(
+    asker: Asker, hidden: dict[str, Any], options: dict[str, Any], when: str
+) -> None:
+    given = [
+        {
+            "id": "hidden",
+            "text": "annual leave",
+            "embedding": [1, 0, 0],
+            "metadata": {"codename": "x"},
+            **hidden,
+        }
+    ]
+    await write(asker.cluster, asker.collection, given)
+    for typed in ("codename", "codenmae"):
+        answer = await asker.ask(QUERY, filter={typed: "y"}, **options)
+        assert answer.warnings == [f"no document of the collection has the metadata key `{typed}`{when}"]
+
+
+class Counting:
+    """A cluster that keeps how many searches each request held."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.sent: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cluster, name)
+
+    async def msearch(self, searches: Any, **options: Any) -> Any:
+        self.sent.append(len(searches))
+        return await self.cluster.msearch(searches, **options)
+
+
+async def test_what_a_batch_looks_up_is_asked_once_and_bounded(asker: Asker) -> None:
+    counting = Counting(asker.cluster)
+    asker.doors = replace(asker.doors, cluster=cast(Cluster, counting))
+    same = {"query": QUERY, "filter": {"taem": "a"}, "routes": [TEXT]}
+    answers = await asker.batch(*[same] * 50)
+    assert {each.warnings[0].split("; ")[1] for each in answers} == {"did you mean `team`?"}  # type: ignore[union-attr]
+    assert counting.sent[-1] == 2
+    different = [{**same, "filter": {f"taem{at}": "a", f"lagn{at}": "b"}} for at in range(50)]
+    answers = await asker.batch(*different)
+    assert counting.sent[-1] <= MOST_LOOKUPS
+    told = [len(each.warnings) for each in answers]  # type: ignore[union-attr]
+    assert told == sorted(told, reverse=True)
+    assert (told[0], told[-1]) == (2, 0)
+
+
+async def test_keys_compared_with_a_mistyped_one_are_bounded(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = {
+        "id": "wide",
+        "text": "annual leave",
+        "metadata": {f"k{'abab' * (at % 20)}{at}": 1 for at in range(2_000)},
+    }
+    await write(asker.cluster, asker.collection, [wide])
+    compared: list[str] = []
+
+    def count(a: str, b: str) -> float:
+        compared.append(b)
+        return likeness(a, b)
+
+    monkeypatch.setattr(caveats, "likeness", count)
+    answers = await asker.batch(*[{"query": QUERY, "filter": {"xyzzyplugh": "a"}, "routes": [TEXT]}] * 20)
+    assert all(each.warnings for each in answers)  # type: ignore[union-attr]
+    # Once for the whole request.
+    assert caveats.MOST_KNOWN <= len(compared) <= caveats.MOST_KNOWN + len(fields.RESERVED) + 10
+    assert max(map(len, compared)) <= caveats.LONGEST_KNOWN
+
+
+@pytest.mark.parametrize(
+    "a, b, expected",
+    [("lang", "lagn", 0.75), ("same", "same", 1.0), ("team", "xyz", 0.0), ("a" * 65, "a" * 65, 0.0), ("", "a", 0.0),
+     ("team", "teams in the house", 0.0)],
+    ids=str,
+)  # fmt: skip
+def test_likeness(a: str, b: str, expected: float) -> None:
+    assert likeness(a, b) == expected
 
 
 # --- options that do nothing -----------------------------------------------------------------------------------------

@@ -27,12 +27,13 @@ DOCUMENTS = [
     document("s1", "the project bluebird is secret", lang="xx"),
     document("s2", "bluebird budget for producton", lang="xx"),
 ]
+HIDDEN_BY_TIME = [{**document("x1", "redbird settigns"), "expires_at": "2024-06-01"}]
 VISIBLE = [{"term": {"lang": "en"}}]
 
 
 @pytest.fixture
 async def asker(cluster: Cluster) -> AsyncIterator[Asker]:
-    collection = await make_collection(cluster, DOCUMENTS, dims=4)
+    collection = await make_collection(cluster, [*DOCUMENTS, *HIDDEN_BY_TIME], dims=4)
     yield Asker(cluster, collection, StandIn(dims=4))
     await drop_collection(cluster, collection)
 
@@ -78,6 +79,9 @@ async def test_a_suggestion_tells_nothing_from_beyond_the_filters(asker: Asker) 
     assert texts(await asker.ask("bleubird", forced=VISIBLE, suggest=True, **TEXT)) == []
     assert texts(await asker.ask("bleubird", forced=VISIBLE, **TEXT)) is None
     assert texts(await asker.ask("producton", forced=VISIBLE, suggest=True, **TEXT)) == ["production"]
+    # What has expired likewise.
+    assert texts(await asker.ask("redbrid", suggest=True, **TEXT)) == []
+    assert texts(await asker.ask("settigns", suggest=True, **TEXT)) == ["settings"]
     # The request's own filter likewise.
     assert texts(await asker.ask("bleubird", filter={"lang": "en"}, suggest=True, **TEXT)) == []
 
