@@ -29,12 +29,13 @@ from app import search as searching
 from app import why as whys
 from app.drafts import Names
 from app.embedding import Embedder
-from app.errors import Forbidden, HalflifeError, InvalidRequest, NotFound
+from app.errors import Forbidden, HalflifeError, InvalidRequest, NotFound, SchemaMismatch
 from app.feedback import Votes
 from app.filters import AllOf, compile_filter
 from app.keys import SCOPES, Fence, Key, Scope, fence
 from app.limits import Limits
 from app.models import (
+    BrokenCollection,
     BulkResult,
     Collection,
     CollectionDetails,
@@ -46,6 +47,7 @@ from app.models import (
     FeedbackResult,
     FileForm,
     FilesResult,
+    ItemError,
     NextPage,
     PatchDocuments,
     Refresh,
@@ -931,15 +933,27 @@ async def delete_document(
     "/v1/collections",
     tags=["collections"],
     summary="List collections",
-    response_model=list[Collection],
+    response_model=list[Collection | BrokenCollection],
     dependencies=[needs("read")],
 )
 async def list_collections(request: Request) -> Response:
-    """Return every collection of this cluster that the key reaches."""
+    """Return every collection of this cluster that the key reaches.
+
+    One whose index or aliases are not as they should be stands there with its `error` alone.
+    """
     key = key_of(request)
-    found = await catalog.list_collections(
-        service_of(request).doors.cluster, only=lambda name: key is None or key.reaches(name)
-    )
+    broken: dict[str, SchemaMismatch] = {}
+    found: list[Collection | BrokenCollection] = [
+        *await catalog.list_collections(
+            service_of(request).doors.cluster,
+            only=lambda name: key is None or key.reaches(name),
+            broken=broken,
+        )
+    ]
+    for name, fault in broken.items():
+        error = ItemError(type=fault.code, detail=fault.detail, field=fault.field, remedy=fault.remedy)
+        found.append(BrokenCollection(name=name, error=error))
+    found.sort(key=lambda item: item.name)
     return Response(
         b"[" + b",".join(item.model_dump_json().encode() for item in found) + b"]", media_type=JSON
     )
@@ -974,10 +988,13 @@ async def create_collection(request: Request, collection: str) -> Response:
                 remedy="name it in HALFLIFE_EMBEDDING_MODELS, or leave `model` out",
             )
         dims, model = await embedder.check(), options.model
-    made = await catalog.create(
-        service.doors.cluster, name, options, dims=dims, model=model, moment=service.now()
-    )
-    service.catalog.forget(name)
+    try:
+        made = await catalog.create(
+            service.doors.cluster, name, options, dims=dims, model=model, moment=service.now()
+        )
+    finally:
+        # A change that failed may have been taken all the same.
+        service.catalog.forget(name)
     return answer(made)
 
 

@@ -16,6 +16,8 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any, cast, get_args
 
+from pydantic import ValidationError
+
 from app import fields, names, synonyms, turns
 from app.elastic import Cluster
 from app.errors import (
@@ -34,8 +36,11 @@ from app.models import (
     CollectionOptions,
     DeclaredType,
     Experiment,
+    Profile,
     Similarity,
     SynonymRule,
+    explained,
+    stored_profiles,
 )
 from app.times import from_ms
 
@@ -361,9 +366,7 @@ async def change(
             _check_same(collection.model_copy(update={"declared": since}), options, dims=dims)
             made["declared"] = dict(sorted({**declared, **added}.items()))
         if given:
-            running = made.get("experiment")
-            experiment = None if running is None else Experiment.model_validate(running)
-            _check_named(made.get("default_profile"), experiment, made.get("profiles", {}))
+            _check_named(made.get("default_profile"), _read_experiment(made, {}), made.get("profiles", {}))
         return made
 
     changed = await _revise(cluster, collection, revised, typed=typed, if_revision=options.if_revision)
@@ -628,11 +631,14 @@ def _target(name: str, aliases: Mapping[str, Mapping[str, Json]]) -> WriteTarget
 
 
 async def list_collections(
-    cluster: Cluster, *, only: Callable[[str], bool] = lambda name: True
+    cluster: Cluster,
+    *,
+    only: Callable[[str], bool] = lambda name: True,
+    broken: dict[str, SchemaMismatch] | None = None,
 ) -> list[Collection]:
     """Return all collections by name, or those whose names `only` takes, checked.
 
-    Raises SchemaMismatch at the first that is not as it should be.
+    One that is not as it should be is put into `broken`; where that is left out, SchemaMismatch is raised at the first.
     """
     aliases = await cluster.resolve_aliases(f"{names.PREFIX}*")
     found = sorted(
@@ -644,6 +650,10 @@ async def list_collections(
             collections.append((await get(cluster, name)).collection)
         except NotFound:  # deleted since
             continue
+        except SchemaMismatch as fault:
+            if broken is None:
+                raise
+            broken[name] = fault
     return collections
 
 
@@ -662,10 +672,15 @@ async def delete(cluster: Cluster, name: str) -> list[str]:
 
 
 def read_collection(name: str, index: str, mapping: Mapping[str, Any]) -> Collection:
-    """Return what a collection's mapping says about it; raise SchemaMismatch if it is not one of ours or lacks a field."""
+    """Return what a collection's mapping says about it; raise SchemaMismatch if it is not one of ours or lacks a field.
+
+    Ranking options that can't be read are left out and named in `unreadable`, so that they can be written anew.
+    """
     check_mapping(mapping, where=f"the index {index}")
     meta = mapping["_meta"]["halflife"]
     embedding = _embedding(mapping)
+    unreadable: dict[str, str] = {}
+    profiles, experiment = _read_profiles(meta, unreadable), _read_experiment(meta, unreadable)
     return Collection(
         name=name,
         index=index,
@@ -675,12 +690,40 @@ def read_collection(name: str, index: str, mapping: Mapping[str, Any]) -> Collec
         declared=meta.get("declared", {}),
         model=meta.get("model"),
         template_version=meta["template_version"],
-        profiles=meta.get("profiles", {}),
+        profiles=profiles,
         default_profile=meta.get("default_profile"),
         synonyms=meta.get("synonyms", []),
         revision=meta.get("revision", 0),
-        experiment=meta.get("experiment"),
+        experiment=experiment,
+        unreadable=unreadable,
     )
+
+
+def _read_profiles(meta: Mapping[str, Any], unreadable: dict[str, str]) -> dict[str, Profile]:
+    """Return the ranking profiles of a collection's `_meta`; those that can't be read are put into `unreadable`."""
+    profiles: dict[str, Profile] = {}
+    for name, told in stored_profiles(meta.get("profiles") or {}).items():
+        try:
+            profiles[name] = Profile.model_validate(told)
+        except ValidationError as error:
+            unreadable[f"profiles.{name}"] = _fault(error)
+    return profiles
+
+
+def _read_experiment(meta: Mapping[str, Any], unreadable: dict[str, str]) -> Experiment | None:
+    """Return the experiment of a collection's `_meta`; None where there is none, or none that can be read."""
+    told = meta.get("experiment")
+    try:
+        return None if told is None else Experiment.model_validate(told)
+    except ValidationError as error:
+        unreadable["experiment"] = _fault(error)
+        return None
+
+
+def _fault(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    return ": ".join(filter(None, (path, *explained(first))))
 
 
 def check_mapping(mapping: Mapping[str, Any], *, where: str, of_template: bool = False) -> None:

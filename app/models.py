@@ -489,6 +489,15 @@ class Fusion(Value):
             )
         return self
 
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        # What is written out can be read again: no other method may have a rank constant.
+        return {
+            key: value
+            for key, value in handler(self).items()
+            if key != "rank_constant" or self.method == "rrf"
+        }
+
 
 class Rerank(Value):
     """Let a cross-encoder reorder the head of the fused list."""
@@ -632,6 +641,21 @@ class Profile(Value):
                 "`fold_superseded` is set, but only decay 'auto' finds what is superseded: make `decay` 'auto', or drop it"
             )
         return self
+
+
+def stored_profiles(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return profiles as they were stored or exported, by name, in the form that `Profile` reads.
+
+    Releases up to 0.1 wrote the rank constant of 'rrf' beside every method, which is refused where a caller does so.
+    """
+    found = {}
+    for name, profile in told.items():
+        fusion = profile.get("fusion") if isinstance(profile, Mapping) else None
+        if isinstance(fusion, Mapping) and fusion.get("method", "rrf") != "rrf":
+            kept = {key: value for key, value in fusion.items() if key != "rank_constant"}
+            profile = {**profile, "fusion": kept}  # noqa: PLW2901
+        found[name] = profile
+    return found
 
 
 STAGES = ("min_relevance", "rerank", "dedup", "mmr", "fold_superseded")
@@ -1600,9 +1624,22 @@ class Collection(Value):
         0,
         description="Counts the changes of declared keys, profiles, experiment and synonyms, for `if_revision`.",
     )
+    unreadable: dict[str, str] = Field(
+        default_factory=dict,
+        exclude_if=lambda value: not value,
+        description="Stored options that this release can't read -> what is wrong with them; absent where all can be read. "
+        "They count as not given, and a search by such a profile is refused; write them anew to mend them.",
+    )
     synonyms: list[SynonymRule] = Field(
         default_factory=list, exclude=True, description="Asked for on their own: GET …/synonyms."
     )
+
+
+class BrokenCollection(Value):
+    """A collection whose index or aliases are not as they should be: no request to it is answered until they are."""
+
+    name: str
+    error: "ItemError"
 
 
 class Ages(Value):

@@ -359,7 +359,8 @@ RETRY_AFTER_HEADER: dict[str, Any] = {
 
 _ANSWERS = (
     models.SearchResult, models.WhyResult, models.BulkResult, models.FilesResult, models.Deletion,
-    models.DocumentPage, models.StoredDocument, models.Collection, models.CollectionDetails, models.StoredSynonyms,
+    models.DocumentPage, models.StoredDocument, models.Collection, models.BrokenCollection, models.CollectionDetails,
+    models.StoredSynonyms,
 )  # fmt: skip
 
 

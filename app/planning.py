@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from app import decay, fields, filters, queries, supersession, synonyms
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, SchemaMismatch
 from app.models import (
     DEFAULT_WINDOW,
     MAX_ROUTES,
@@ -400,6 +400,12 @@ def _profile(search: Search, collection: Collection) -> Profile:
     name = search.profile or collection.default_profile
     if name is None:
         return Profile()
+    if (fault := collection.unreadable.get(f"profiles.{name}")) is not None:
+        raise SchemaMismatch(
+            f"the profile '{name}' of the collection `{collection.name}` can't be read: {fault}",
+            field=f"profiles.{name}",
+            remedy=f"write the collection's `profiles` anew with PUT /v1/collections/{collection.name}",
+        )
     if name not in collection.profiles:
         raise InvalidRequest(
             f"the collection `{collection.name}` has no profile '{name}'",

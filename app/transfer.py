@@ -7,7 +7,7 @@ on after them, and come in in any batches. A line is the document as it was sent
 
 import base64
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal
@@ -19,7 +19,7 @@ from app.copying import patiently
 from app.documents import InvalidItem, Source
 from app.elastic import Cluster, encode, unpack_vector
 from app.errors import ClusterUnavailable, CursorExpired, HalflifeError, InvalidRequest, Unavailable
-from app.models import Collection, CollectionOptions, SynonymRule
+from app.models import Collection, CollectionOptions, SynonymRule, stored_profiles
 from app.times import format_instant
 from app.writes import Patience, Stamper, Target, Targets, Write, Writer
 
@@ -59,9 +59,11 @@ class Header:
                 remedy="load other JSON Lines with `halflife load`",
             )
         try:
-            return cls(**{name: line[name] for name in cls.__dataclass_fields__ if name in line})
+            found = cls(**{name: line[name] for name in cls.__dataclass_fields__ if name in line})
+            profiles = stored_profiles(found.profiles)
         except TypeError as cause:
             raise InvalidRequest(f"the export's header lacks something: {cause}") from cause
+        return replace(found, profiles=profiles)
 
     @property
     def space(self) -> tuple[str | None, int]:

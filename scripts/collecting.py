@@ -86,6 +86,9 @@ def show_all(
         typer.echo("There is none yet: the first upsert makes one, or `halflife collections create`.")
     width = max((len(item["name"]) for item in found), default=0)
     for item in found:
+        if "error" in item:
+            typer.echo(f"{item['name']:<{width}}  {item['error']['detail']}")
+            continue
         model = item.get("model") or "vectors of the callers"
         declared = ", ".join(f"{key}: {kind}" for key, kind in item["declared"].items())
         typer.echo(
@@ -246,6 +249,8 @@ def described(found: Mapping[str, Any]) -> list[str]:
     for name, profile in found["profiles"].items():
         mark = " (default)" if name == found["default_profile"] else ""
         lines.append(f"  profile    {name}{mark}: {json.dumps(lean(profile), ensure_ascii=False)}")
+    for option, fault in found.get("unreadable", {}).items():
+        lines.append(f"  unreadable {option}: {fault}")
     if experiment := found.get("experiment"):
         arms = ", ".join(
             f"{arm['percent']:g} % {arm['profile']}"
