@@ -28,7 +28,7 @@ NEWS_AMONG: Final = 10
 after the news has 87 % of a fixed decay's gain on 390 questions, of ten 91 %; time1963 then loses .02 at its year's end."""
 NEWS_TOLD: Final = f"one of the best {NEWS_AMONG} hits is at most {NEWS_AGE_MS // DAY_MS} days old amid older ones, so newer ones count for more"
 NEWS_AMIDST: Final = 1
-"""Half-lives that the candidates' median age must exceed: where all is new, its newness says nothing about the query."""
+"""Half-lives that the candidates' median age must reach: where all is new, its newness says nothing about the query."""
 NEWS_LEAST: Final = 10
 """Dated candidates below which their ages are no evidence."""
 FLOOR: Final = 0.7
@@ -74,7 +74,8 @@ def decide(intent: Intent, *, origin_ms: int, created_ms: Sequence[int | None]) 
                 COMPARED_CURRENT,
                 current=True,
             )
-        if _is_burst(origin_ms, created_ms):
+        # A time that ended before any news began is asked about for its own sake, whatever is young among the hits.
+        if origin_ms - until <= NEWS_AGE_MS and _is_burst(origin_ms, created_ms):
             return Recency("news", f"{reason}; {NEWS_TOLD}", COMPARED)
         return Recency("off", reason, COMPARED, not_after_ms=until)
     if intent.wants == "past":

@@ -57,12 +57,22 @@ def test_a_time_that_still_runs_asks_for_the_newest_where_none_is_from_then() ->
     assert decided("last week's menu", [*OLD]).mode == "off"
 
 
-def test_a_time_that_nothing_is_from_says_nothing_where_a_best_hit_is_news() -> None:
-    made = decided("the strike of May 2019", [ORIGIN_MS - 5 * DAY_MS, *OLD])
+def test_a_time_of_late_that_nothing_is_from_says_nothing_where_a_best_hit_is_news() -> None:
+    made = decided("what happened last week", [ORIGIN_MS, *OLD])
     assert (made.mode, made.not_after_ms) == ("news", None)
     assert (
         "none of the best 20 hits is from then; one of the best 10 hits is at most 14 days old" in made.reason
     )
+
+
+@pytest.mark.parametrize(
+    "query", ["the strike of May 2019", "March 2020 sales", "last year's sales", "去年的销量"]
+)
+def test_a_past_time_that_nothing_is_from_prefers_no_news(query: str) -> None:
+    made = decided(query, [ORIGIN_MS - 10 * DAY_MS, *OLD])
+    assert made.mode == "off"
+    assert made.not_after_ms is not None
+    assert made.not_after_ms < ORIGIN_MS - 14 * DAY_MS
 
 
 def test_news_among_older_candidates_counts_for_more() -> None:
