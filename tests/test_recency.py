@@ -65,9 +65,7 @@ def test_a_time_of_late_that_nothing_is_from_says_nothing_where_a_best_hit_is_ne
     )
 
 
-@pytest.mark.parametrize(
-    "query", ["the strike of May 2019", "March 2020 sales", "last year's sales", "去年的销量"]
-)
+@pytest.mark.parametrize("query", ["the strike of May 2019", "March 2020 sales", "2019年的销量"])
 def test_a_past_time_that_nothing_is_from_prefers_no_news(query: str) -> None:
     made = decided(query, [ORIGIN_MS - 10 * DAY_MS, *OLD])
     assert made.mode == "off"
