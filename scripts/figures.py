@@ -1,14 +1,16 @@
 """Own the table of figures in docs/relevance.md: `python -m scripts.figures SETS`, against a running service.
 
 Asks each judged set in a folder under the default, with recency off, and by either route alone; what `halflife
-evaluate --json` prints of a set is kept in a folder, so that a run that was stopped goes on where it was. Computes no
-figure itself.
+evaluate --json` prints of a set is kept in a folder, so that a run that was stopped goes on where it was. What was kept
+by other options or other code is refused: one table holds one state of the service. Computes no figure itself.
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +18,13 @@ from scripts import evaluating, judged, readme
 from scripts.client import Client, find_url
 from scripts.stack import data_folder
 
-DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs" / "relevance.md"
+ROOT: Final = Path(__file__).resolve().parent.parent
+DOCUMENT: Final = ROOT / "docs" / "relevance.md"
 PART: Final = "figures"
 STRICT: Final = "qrels_strict.tsv"
+SEED: Final = 7
+MADE_BY: Final = "made_by"
+"""Where a kept file tells what its figures were made by."""
 PROFILES: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {},
     "off": {"decay": "off"},
@@ -41,7 +47,7 @@ def measure(client: Client, folder: Path, *, queries: int | None, report: Report
     """Return a set's figures as `halflife evaluate --json` prints them; None for a folder without questions."""
     try:
         strict = Path(STRICT) if (folder / STRICT).is_file() else None
-        judged_set = judged.read_set(folder, qrels=strict).sample(queries, seed=7)
+        judged_set = judged.read_set(folder, qrels=strict).sample(queries, seed=SEED)
     except judged.UnreadableSet as fault:
         report(f"{folder.name} is left out: {fault}")
         return None
@@ -52,6 +58,31 @@ def measure(client: Client, folder: Path, *, queries: int | None, report: Report
         client, judged_set, profiles, collection=name, as_of=ASKED.get(folder.name), report=report
     )
     return evaluating.to_json(found)
+
+
+def made_by(name: str, *, queries: int | None) -> Json:
+    """Return all that a set's figures depend on but the set itself: options, the release, and a digest of its code."""
+    code = hashlib.sha256()
+    for path in sorted((ROOT / "app").rglob("*.py")):
+        code.update(path.read_bytes())
+    return {
+        "queries": queries,
+        "seed": SEED,
+        "as_of": ASKED.get(name),
+        "profiles": PROFILES,
+        "release": version("halflife"),
+        "code": code.hexdigest()[:12],
+    }
+
+
+def mismatch(path: Path, *, queries: int | None) -> str | None:
+    """Return what keeps a kept file out of this table: what differs, and what to do; None if nothing does."""
+    now = made_by(path.stem, queries=queries)
+    then = json.loads(path.read_text("utf-8")).get(MADE_BY, {})
+    differs = [f"`{key}` {then.get(key)!r}, now {now[key]!r}" for key in now if then.get(key) != now[key]]
+    if not differs:
+        return None
+    return f"{path} was made otherwise: {'; '.join(differs)}. Delete it, or keep these figures in another folder with --kept"
 
 
 def table(measured: Sequence[Json]) -> str:
@@ -113,13 +144,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(line, file=sys.stderr, flush=True)
 
     chosen.kept.mkdir(parents=True, exist_ok=True)
+    for path in sorted(chosen.kept.glob("*.json")):
+        if (fault := mismatch(path, queries=chosen.queries)) is not None:
+            parser.error(fault)
     with Client(find_url(chosen.url, data_folder(None))) as client:
         for folder in sorted(path for path in chosen.sets.iterdir() if path.is_dir()):
             kept = chosen.kept / f"{folder.name}.json"
             if kept.is_file() or (chosen.only and folder.name not in chosen.only):
                 continue
-            told = measure(client, folder, queries=chosen.queries, report=report)
-            if told is not None:
+            made = made_by(folder.name, queries=chosen.queries)
+            measured_set = measure(client, folder, queries=chosen.queries, report=report)
+            if measured_set is not None:
+                told = {**measured_set, MADE_BY: made}
                 kept.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
                 report(table([told]).splitlines()[-1])
     measured = [json.loads(path.read_text("utf-8")) for path in sorted(chosen.kept.glob("*.json"))]

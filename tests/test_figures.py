@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scripts import figures
 
 
@@ -43,7 +45,8 @@ def test_what_is_kept_is_not_asked_again_and_the_rest_of_the_document_stays(tmp_
     sets, kept, document = tmp_path / "sets", tmp_path / "kept", tmp_path / "page.md"
     for folder in (sets / "a", kept):
         folder.mkdir(parents=True)
-    (kept / "a.json").write_text(json.dumps(told("a")))
+    made = figures.made_by("a", queries=None)
+    (kept / "a.json").write_text(json.dumps({**told("a"), figures.MADE_BY: made}))
     document.write_text("before\n<!-- figures:start -->\nold\n<!-- figures:end -->\nafter\n")
     # Nobody listens at that address: nothing is asked.
     url = "http://127.0.0.1:9"
@@ -53,6 +56,39 @@ def test_what_is_kept_is_not_asked_again_and_the_rest_of_the_document_stays(tmp_
     assert "| a | 300 |" in text
     assert "old" not in text
     assert text.endswith("|\n<!-- figures:end -->\nafter\n")
+
+
+@pytest.mark.parametrize(
+    "made, options, differs",
+    [
+        ({}, ["--queries", "300"], "`queries` None, now 300"),
+        ({"release": "0.0.9"}, [], "`release` '0.0.9', now"),
+        ({"code": "0"}, [], "`code` '0', now"),
+        ({"as_of": "2020-01-01"}, [], "`as_of` '2020-01-01', now None"),
+        (None, [], "`queries` None, now 5"),
+    ],
+    ids=str,
+)
+def test_what_was_kept_by_other_options_or_code_is_refused(
+    made: dict[str, Any] | None,
+    options: list[str],
+    differs: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sets, kept, document = tmp_path / "sets", tmp_path / "kept", tmp_path / "page.md"
+    for folder in (sets, kept):
+        folder.mkdir()
+    document.write_text("as it was")
+    by = {} if made is None else {figures.MADE_BY: {**figures.made_by("a", queries=None), **made}}
+    (kept / "a.json").write_text(json.dumps({**told("a"), **by}))
+    given = [str(sets), "--kept", str(kept), "--write", str(document), "--url", "http://127.0.0.1:9"]
+    with pytest.raises(SystemExit):
+        figures.main([*given, *(["--queries", "5"] if made is None else options)])
+    said = capsys.readouterr().err
+    assert differs in said
+    assert "Delete it, or keep these figures in another folder with --kept" in said
+    assert document.read_text() == "as it was"
 
 
 def test_the_document_has_the_tables_place() -> None:
