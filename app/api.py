@@ -4,14 +4,12 @@ Bodies are read as strict JSON (no NaN, no duplicate keys, well-formed Unicode),
 here, with the field's name and a remedy, in RFC 9457 form. Nothing of a body is echoed unescaped or at length.
 """
 
-import difflib
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar, get_args
+from typing import Any
 
 import jiter
 from fastapi import APIRouter, FastAPI, Query, Request, Response, Security
@@ -19,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security import SecurityScopes
 from fastapi.security.base import SecurityBase
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
@@ -62,13 +60,12 @@ from app.models import (
     Why,
     WhyResult,
     check_collection,
-    explained,
 )
+from app.refusals import explained, parse, path_of
 from app.sandbox import Sandbox
 from app.searchlog import Asked, SearchLog
-from app.times import parse_duration, to_ms
+from app.times import to_ms
 
-Model = TypeVar("Model", bound=BaseModel)
 router = APIRouter()
 log = logging.getLogger("halflife")
 JSON = "application/json"
@@ -170,136 +167,6 @@ async def read_json(request: Request) -> Any:
             field="body",
             remedy="send UTF-8 JSON without NaN or Infinity and without a key twice",
         ) from cause
-
-
-def parse(model: type[Model], value: Any) -> Model:
-    """Return the model. Raises InvalidRequest naming each field that does not fit, and the remedy."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as cause:
-        raise invalid_request(cause, model) from cause
-
-
-def invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
-    """Return the validation failures as one problem, the first of them in front."""
-    errors = []
-    for item in error.errors(include_url=False)[:20]:
-        path = _path(item["loc"])
-        detail, remedy = explained(item)
-        if item["type"] == "value_error" and (named := _NAMED.search(detail)):
-            # A check over several fields says which one it means.
-            path = f"{path}.{named[1]}".removeprefix(".")
-        entry = {"field": path or "body", "detail": detail, "remedy": remedy}
-        if item["type"] == "extra_forbidden":
-            entry["detail"] = "there is no such field"
-            entry["remedy"] = _did_you_mean(item["loc"], model)
-        elif item["type"] in _NO_FORM and (form := _TAGS.get(str(item["loc"][-1] if item["loc"] else ""))):
-            entry["detail"], entry["remedy"] = form(item)
-        elif item["type"] == "missing":
-            entry["detail"] = "is missing"
-            entry["remedy"] = f"give `{path}`"
-        errors.append(entry)
-    first = errors[0]
-    return InvalidRequest(
-        f"{first['field']}: {first['detail']}",
-        field=first["field"],
-        remedy=first.get("remedy"),
-        errors=errors,
-    )
-
-
-_NAMED = re.compile(r"`([a-z_]+(?:(?:\[\])?\.[a-z_]+)*)`")
-
-
-def _path(location: Sequence[int | str]) -> str:
-    text = ""
-    for part in location:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", part):
-            # A tag of a union, or a caller's key: shortened and kept printable.
-            shown = part.encode("ascii", "backslashreplace").decode()[:60]
-            text += f".{shown}" if not re.search(r"[\[({]", shown) else ""
-        elif part not in _TAGS:
-            text += f".{part}"
-    return text.removeprefix(".")
-
-
-_NO_FORM = ("model_type", "literal_error")
-
-
-def _no_decay(item: Mapping[str, Any]) -> tuple[str, str]:
-    told = item.get("ctx") or {}
-    words = (
-        "'auto' nor 'off'"
-        if "auto" in told.get("expected", "") or told.get("class_name") == "Decay"
-        else "'off'"
-    )
-    given = item["input"]
-    if isinstance(given, str) and _is_duration(given):
-        remedy = f'a half-life is written {{"half_life": "{given.strip()}"}}'
-    else:
-        remedy = f'write an object with its strength, such as {{"half_life": "180d"}}, or {words.replace("nor", "or")}'
-    return f"is neither a decay{',' if 'nor' in words else ' nor'} {words}", remedy
-
-
-def _is_duration(text: str) -> bool:
-    try:
-        return parse_duration(text) > 0
-    except ValueError:
-        return False
-
-
-def _no_votes(item: Mapping[str, Any]) -> tuple[str, str]:
-    return "is neither feedback options nor 'off'", "write an object such as {\"strength\": 0.1}, or 'off'"
-
-
-def _no_word(item: Mapping[str, Any]) -> tuple[str, str]:
-    return "is neither true, false nor 'cluster'", "write one of them"
-
-
-_TAGS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]] | None] = {
-    "_feedback": _no_votes,
-    "_feedback_off": _no_votes,
-    "_decay": _no_decay,
-    "_off": _no_decay,
-    "_word": _no_word,
-    "_flag": None,
-    "_options": None,
-}
-"""Which form of a value was read: pydantic names it in a location, callers never wrote it. Form -> what is wrong with what
-has it by its looks alone, and the remedy."""
-
-
-def _did_you_mean(location: Sequence[int | str], model: type[BaseModel]) -> str:
-    names = _field_names(
-        model, [part for part in location[:-1] if isinstance(part, str) and part not in _TAGS]
-    )
-    close = difflib.get_close_matches(str(location[-1])[:64], names, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean `{close[0]}`?"
-    return f"the fields here are {', '.join(names)}" if names else "drop it"
-
-
-def _field_names(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    current: type[BaseModel] | None = model
-    for part in path:
-        if current is None:
-            return []
-        known = current.model_fields.get(part)
-        if known is not None:
-            current = _model_in(known.annotation)
-    return [info.alias or name for name, info in current.model_fields.items()] if current is not None else []
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for inner in get_args(annotation):
-        found = _model_in(inner)
-        if found is not None:
-            return found
-    return None
 
 
 def answer(model: BaseModel, *, status: int = 200) -> Response:
@@ -1154,7 +1021,7 @@ def install_handlers(app: FastAPI) -> None:
     async def parameters(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         item = error.errors()[0]
-        name = _path([part for part in item["loc"] if part not in ("query", "path")])
+        name = path_of([part for part in item["loc"] if part not in ("query", "path")])
         detail, remedy = explained(item)
         if item["type"] == "missing":
             detail, remedy = "is missing", f"give `{name}`"

@@ -39,9 +39,9 @@ from app.models import (
     Profile,
     Similarity,
     SynonymRule,
-    explained,
     stored_profiles,
 )
+from app.refusals import explained
 from app.times import from_ms
 
 Json = dict[str, Any]

@@ -22,8 +22,8 @@ from app.models import (
     DocumentPatch,
     ItemError,
     StoredDocument,
-    explained,
 )
+from app.refusals import explained
 from app.times import format_instant, parse_instant
 
 MAX_CHUNKS: Final = 9_000

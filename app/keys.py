@@ -17,7 +17,8 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from app.errors import InvalidRequest
 from app.filters import AllOf, clauses, parse_filter
-from app.models import Collection, Filter, Value, invalid
+from app.models import Collection, Filter, Value
+from app.refusals import invalid
 from app.times import Instant, to_ms
 
 Scope = Literal["read", "write", "admin", "metrics"]
@@ -33,7 +34,8 @@ _GLOB = re.compile(r"[a-z0-9_*?-]{1,100}")
 def _check_glob(value: str) -> str:
     if not _GLOB.fullmatch(value):
         raise invalid(
-            "is a collection's name, or a pattern with `*` (any characters) and `?` (one), such as 'team-a-*'"
+            "is neither a collection's name nor a pattern of them",
+            "write small letters, digits, '_' and '-', with `*` for any characters and `?` for one, such as 'team-a-*'",
         )
     return value
 
@@ -57,15 +59,16 @@ class Key(Value):
         if self.filter is None:
             return self
         if not self.filter:
-            raise invalid("`filter` is empty and would allow everything: leave it out for that")
+            raise invalid("`filter` is empty and would allow everything", "leave it out for that")
         if "admin" in self.scopes:
             raise invalid(
-                "`scopes` holds 'admin' beside a `filter`: deleting a collection would reach past the filter"
+                "`scopes` holds 'admin' beside a `filter`, and deleting a collection would reach past the filter",
+                "drop one of them",
             )
         try:
             parse_filter(self.filter, declared={}, ranges_anywhere=True)
         except InvalidRequest as cause:
-            raise invalid(f"{cause.detail}; {cause.remedy}") from cause
+            raise invalid(cause.detail, cause.remedy or "write it as /docs says of filters") from cause
         return self
 
     @property

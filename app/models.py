@@ -3,7 +3,6 @@
 No clock, no network, no Elasticsearch syntax. Names follow Elasticsearch where it has one.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -22,9 +21,9 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from app import fields
+from app.refusals import INTERVAL_PATTERN, KEY_PATTERN, NAME_PATTERN, PROFILE_PATTERN, invalid
 from app.times import DAY_MS, MS, Duration, Instant
 
 MAX_ID_BYTES = 512
@@ -53,105 +52,6 @@ class Value(BaseModel):
     )
 
 
-def invalid(message: str) -> PydanticCustomError:
-    """Return an error whose message reaches the caller unchanged: what is wrong and, after ": ", what to do about it."""
-    return PydanticCustomError("value_error", "{message}", {"message": message})
-
-
-def described(value: Any) -> str:
-    """Return what a JSON value is, without repeating it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, str):
-        return "text"
-    return "a number" if isinstance(value, int | float) else "something else"
-
-
-_JSON_TYPES = {
-    "int_type": ("a whole number", "write it without quotes and without a fraction"),
-    "int_from_float": ("a whole number", "round it"),
-    "float_type": ("a number", "write it without quotes"),
-    "bool_type": ("true or false", "write true or false, without quotes"),
-    "string_type": ("text", "put it in quotes"),
-    "list_type": ("a list", "write a JSON list, of one member where there is one"),
-    "dict_type": ("an object", "write a JSON object"),
-    "model_type": ("an object", "write a JSON object"),
-    "model_attributes_type": ("an object", "write a JSON object"),
-    "string_unicode": ("well-formed Unicode", "send UTF-8 without lone surrogates"),
-    "int_parsing": ("a whole number", "write digits alone"),
-    "bool_parsing": ("true or false", "write true or false"),
-    "float_parsing": ("a number", "write digits alone"),
-    "finite_number": ("a finite number", "write one of a magnitude that a double can hold"),
-}
-
-_BOUNDS = {
-    "greater_than_equal": ("at least", "ge"),
-    "greater_than": ("above", "gt"),
-    "less_than_equal": ("at most", "le"),
-    "less_than": ("below", "lt"),
-}
-NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
-PROFILE_PATTERN = r"^[a-z][a-z0-9_-]*$"
-KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
-INTERVAL_PATTERN = r"^(-1|[1-9][0-9]{0,5}(ms|s|m))$"
-
-
-_PATTERNS = {
-    NAME_PATTERN: "begin with a small letter; small letters, digits and '_' may follow",
-    PROFILE_PATTERN: "begin with a small letter; small letters, digits, '_' and '-' may follow",
-    KEY_PATTERN: "use 1 to 64 letters, digits and '_', a digit not first",
-    INTERVAL_PATTERN: "write a whole number with its unit, such as '1s' or '500ms', or '-1' for never",
-}
-"""How to write what a pattern asks for."""
-
-
-def explained(fault: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what is wrong with a value and the remedy, of one entry of pydantic's `errors()`, its context included.
-
-    What the caller sent is not repeated, but for what checks of ours say of it.
-    """
-    kind, value, told = fault["type"], fault["input"], fault.get("ctx") or {}
-    if kind == "value_error":
-        return _split(fault["msg"].removeprefix("Value error, "), ours="message" in told)
-    if kind in _JSON_TYPES:
-        wanted, remedy = _JSON_TYPES[kind]
-        return f"must be {wanted}, not {described(value)}", remedy
-    if kind in _BOUNDS:
-        words, name = _BOUNDS[kind]
-        bound = f"{words} {told[name]:g}"
-        return f"must be {bound}", f"write a number {'of ' if words.startswith('at ') else ''}{bound}"
-    if kind in ("too_short", "string_too_short"):
-        least, unit = told["min_length"], "character" if kind == "string_too_short" else "member"
-        return (
-            "is empty" if least == 1 else "is too short"
-        ), f"give it at least {least} {unit}{'s' * (least > 1)}"
-    if kind in ("too_long", "string_too_long"):
-        most, unit = told["max_length"], "characters" if kind == "string_too_long" else "members"
-        return f"has more than {most} {unit}", f"shorten it to {most} {unit}"
-    if kind in ("literal_error", "enum"):
-        names = re.findall(r"'([^']*)'", told["expected"])
-        close = difflib.get_close_matches(value[:64], names, n=1) if isinstance(value, str) else []
-        return f"must be {told['expected']}", f"did you mean '{close[0]}'?" if close else "write one of them"
-    if kind == "string_pattern_mismatch":
-        pattern = told["pattern"]
-        return f"does not fit the pattern {pattern}", _PATTERNS.get(
-            pattern, "write it as that pattern has it"
-        )
-    return fault["msg"], "see what /docs says of this field"
-
-
-def _split(message: str, *, ours: bool) -> tuple[str, str]:
-    # Messages about instants and durations begin with what was sent, in which there may be colons.
-    problem, told, remedy = message.partition(": ") if ours else message.rpartition(": ")
-    return (problem, remedy) if told else (message, "write it as /docs says of this field")
-
-
 def _whole(value: Any) -> Any:
     # JSON has one kind of number: 5.0 is the whole number 5, as JSON Schema's "integer" has it.
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -165,7 +65,9 @@ def _clean_text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise invalid("holds a lone surrogate, which is not valid Unicode: send well-formed UTF-8") from None
+        raise invalid(
+            "holds a lone surrogate, which is not valid Unicode", "send well-formed UTF-8"
+        ) from None
     return value
 
 
@@ -176,10 +78,13 @@ def _check_id(value: str) -> str:
     _clean_text(value)
     size = len(value.encode())
     if size == 0 or size > MAX_ID_BYTES:
-        raise invalid(f"an id is 1 to {MAX_ID_BYTES} bytes of UTF-8, and this one has {size}: write another")
+        raise invalid(
+            f"an id is 1 to {MAX_ID_BYTES} bytes of UTF-8, and this one has {size}", "write another"
+        )
     if value == "..":
         raise invalid(
-            "'..' can't be an id: URLs drop it, and a DELETE would reach what stands above the document"
+            "'..' can't be an id, since URLs drop it and a DELETE would reach what stands above the document",
+            "write another",
         )
     return value
 
@@ -205,7 +110,8 @@ def check_collection(value: str) -> str:
     if len(value) > 100 or not _COLLECTION.fullmatch(value) or _RESERVED_COLLECTION.fullmatch(value):
         raise invalid(
             "a collection's name is 1 to 100 lower-case letters, digits, '_' and single '-' between them, and does "
-            "not end like an index of ours ('-20260131000000', '-w-1-a'): write such a name"
+            "not end like an index of ours ('-20260131000000', '-w-1-a')",
+            "write such a name",
         )
     return value
 
@@ -241,7 +147,7 @@ def _rate_per_day(value: Any) -> Any:
     if isinstance(value, str):
         match = _RATE.fullmatch(value)
         if match is None:
-            raise invalid("is no rate: write a number per day, or text with its unit, such as '0.02/h'")
+            raise invalid("is no rate", "write a number per day, or text with its unit, such as '0.02/h'")
         return float(match[1]) * (DAY_MS / MS[match[2]])
     return value
 
@@ -298,24 +204,25 @@ class DecayStrength(Value):
         given = [name for name in STRENGTHS if getattr(self, name) is not None]
         if len(given) > 1:
             raise invalid(
-                f"gives its strength twice ({', '.join(given)}): keep exactly one of {', '.join(STRENGTHS)}"
+                f"gives its strength twice ({', '.join(given)})",
+                f"keep exactly one of {', '.join(STRENGTHS)}",
             )
         if self.decay is not None and self.scale is None:
-            raise invalid("`decay` is the factor at `scale`: give `scale` too, or use `half_life`")
+            raise invalid("`decay` is the factor at `scale`", "give `scale` too, or use `half_life`")
         for name in ("half_life", "scale"):
             if getattr(self, name) == 0:
                 raise invalid(
-                    f"`{name}` must be longer than zero: write such as '30d', or leave the decay out"
+                    f"`{name}` must be longer than zero", "write such as '30d', or leave the decay out"
                 )
         if self.kind == "gauss" and (self.rate is not None or self.hourly_loss is not None):
             named = "rate" if self.rate is not None else "hourly_loss"
             raise invalid(
-                f"`{named}` is a constant rate, which kind 'gauss' does not have: give `half_life`, or `scale` with "
-                "`decay`, or use kind 'exp'"
+                f"`{named}` is a constant rate, which kind 'gauss' does not have",
+                "give `half_life`, or `scale` with `decay`, or use kind 'exp'",
             )
         if self.kind == "linear" and self.hourly_loss is not None:
             raise invalid(
-                "`hourly_loss` compounds by the hour, which is exp: drop `kind`, or use `rate` for a ramp"
+                "`hourly_loss` compounds by the hour, which is exp", "drop `kind`, or use `rate` for a ramp"
             )
         return self
 
@@ -346,14 +253,16 @@ class Decay(DecayStrength):
     @classmethod
     def _not_both(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("placement") == "both":
-            raise invalid("`placement` can't be 'both': age would count twice; choose 'route' or 'fused'")
+            raise invalid(
+                "`placement` can't be 'both', since age would count twice", "choose 'route' or 'fused'"
+            )
         return value
 
     @model_validator(mode="after")
     def _has_strength(self) -> Self:
         if all(getattr(self, name) is None for name in STRENGTHS):
             raise invalid(
-                f"needs its strength: one of {', '.join(STRENGTHS)}, such as {{'half_life': '180d'}}"
+                "needs its strength", f"give one of {', '.join(STRENGTHS)}, such as {{'half_life': '180d'}}"
             )
         return self
 
@@ -429,19 +338,22 @@ class Route(Value):
         fresh = self.kind.startswith("fresh_")
         if not fresh and self.window is not None:
             raise invalid(
-                f"`window` belongs to fresh_text and fresh_vector, not to '{self.kind}': use kind 'fresh_{self.kind}'"
+                f"`window` belongs to fresh_text and fresh_vector, not to '{self.kind}'",
+                f"use kind 'fresh_{self.kind}'",
             )
         if not fresh and self.field is not None:
             raise invalid(
-                f"`field` belongs to fresh_text and fresh_vector, not to '{self.kind}': drop it, or use kind 'fresh_{self.kind}'"
+                f"`field` belongs to fresh_text and fresh_vector, not to '{self.kind}'",
+                f"drop it, or use kind 'fresh_{self.kind}'",
             )
         if self.window == 0:
-            raise invalid("`window` must be longer than zero: write such as '7d', or leave it out for 30d")
+            raise invalid("`window` must be longer than zero", "write such as '7d', or leave it out for 30d")
         if self.num_candidates is not None and not self.kind.endswith("vector"):
-            raise invalid(f"`num_candidates` belongs to vector routes, not to '{self.kind}': drop it")
+            raise invalid(f"`num_candidates` belongs to vector routes, not to '{self.kind}'", "drop it")
         if self.title_boost is not None and self.kind.endswith("vector"):
             raise invalid(
-                f"`title_boost` belongs to text routes, not to '{self.kind}': vectors hold the title already"
+                f"`title_boost` belongs to text routes, not to '{self.kind}'",
+                "drop it, vectors hold the title already",
             )
         return self
 
@@ -480,12 +392,13 @@ class Fusion(Value):
     @model_validator(mode="after")
     def _fits_method(self) -> Self:
         if "rank_constant" in self.model_fields_set and self.method != "rrf":
-            raise invalid(f"`rank_constant` belongs to method 'rrf', not '{self.method}': drop one of them")
+            raise invalid(f"`rank_constant` belongs to method 'rrf', not '{self.method}'", "drop one of them")
         if self.normalizer is not None and self.method != "linear":
-            raise invalid(f"`normalizer` belongs to method 'linear', not '{self.method}': drop one of them")
+            raise invalid(f"`normalizer` belongs to method 'linear', not '{self.method}'", "drop one of them")
         if self.weights is not None and self.method != "additive":
             raise invalid(
-                f"`weights` belongs to method 'additive': give each route its own `weight` for '{self.method}'"
+                "`weights` belongs to method 'additive'",
+                f"give each route its own `weight` for '{self.method}'",
             )
         return self
 
@@ -562,27 +475,28 @@ def has_strength(decay: DecayStrength) -> bool:
 def _check_routes(routes: list[Route] | None, decay: Decay | DecayWord | None) -> None:
     names = [route.name for route in routes or [] if route.name is not None]
     if len(names) != len(set(names)):
-        raise invalid("two `routes` have the same `name`: each is a key of the answer")
+        raise invalid("two `routes` have the same `name`, which is a key of the answer", "give each its own")
     if isinstance(decay, Decay) and decay.placement == "fused" and any(route.decay for route in routes or []):
         raise invalid(
-            "`routes[].decay` belongs to placement 'route', since with 'fused' one factor multiplies the fused score: drop it, or the "
-            "placement"
+            "`routes[].decay` belongs to placement 'route', since with 'fused' one factor multiplies the fused score",
+            "drop it, or the placement",
         )
     if decay == "auto" and any(isinstance(route.decay, DecayStrength) for route in routes or []):
         raise invalid(
-            "`decay` is 'auto', which decides by itself, but a route has a decay of its own: drop one of them"
+            "`decay` is 'auto', which decides by itself, but a route has a decay of its own",
+            "drop one of them",
         )
     if decay == "off" and any(isinstance(route.decay, DecayStrength) for route in routes or []):
         raise invalid(
-            "`decay` is 'off' but a route overrides it: give the request a decay, or drop the route's"
+            "`decay` is 'off' but a route overrides it", "give the request a decay, or drop the route's"
         )
 
 
 def _check_stages(rerank: Rerank | None, mmr: Mmr | None) -> None:
     if rerank and mmr:
-        raise invalid("`rerank` and `mmr` both order the head: choose one")
+        raise invalid("`rerank` and `mmr` both order the head", "choose one")
     if rerank and rerank.top_n is not None and rerank.top_n > rerank.candidates:
-        raise invalid("`rerank.top_n` is more than `rerank.candidates`: lower it, or raise those")
+        raise invalid("`rerank.top_n` is more than `rerank.candidates`", "lower it, or raise those")
 
 
 class FeedbackOptions(Value):
@@ -638,7 +552,8 @@ class Profile(Value):
         _check_stages(self.rerank, self.mmr)
         if self.fold_superseded and self.decay not in (None, "auto"):
             raise invalid(
-                "`fold_superseded` is set, but only decay 'auto' finds what is superseded: make `decay` 'auto', or drop it"
+                "`fold_superseded` is set, but only decay 'auto' finds what is superseded",
+                "make `decay` 'auto', or drop it",
             )
         return self
 
@@ -690,10 +605,10 @@ class Experiment(Value):
     def _whole(self) -> Self:
         total = math.fsum(arm.percent for arm in self.arms)
         if abs(total - 100) > 1e-6:
-            raise invalid(f"the `percent` of `arms` add up to {total:g}: make them 100")
+            raise invalid(f"the `percent` of `arms` add up to {total:.10g}", "make them 100")
         named = [arm.name or arm.profile for arm in self.arms]
         if len(named) != len(set(named)):
-            raise invalid("two `arms` have the same name: give one a `name` of its own")
+            raise invalid("two `arms` have the same name", "give one a `name` of its own")
         return self
 
 
@@ -712,13 +627,14 @@ class Ranked(Value):
 def _vector(value: list[float]) -> list[float]:
     if not value or len(value) > MAX_VECTOR_DIMS:
         raise invalid(
-            f"has not 1 to {MAX_VECTOR_DIMS} numbers: send the vector of the collection's model, or leave it out"
+            f"has not 1 to {MAX_VECTOR_DIMS} numbers",
+            "send the vector of the collection's model, or leave it out",
         )
     numbers = np.asarray(value, dtype=np.float64)
     if not (np.abs(numbers) <= MAX_FLOAT).all():  # NaN compares as false
-        raise invalid("holds what is no finite 32-bit float: embed the text anew, or leave the vector out")
+        raise invalid("holds what is no finite 32-bit float", "embed the text anew, or leave the vector out")
     if np.linalg.norm(numbers) < 1e-15:
-        raise invalid("is a zero vector, which has no direction and so no cosine: leave it out")
+        raise invalid("is a zero vector, which has no direction and so no cosine", "leave it out")
     return value
 
 
@@ -763,7 +679,8 @@ class Query(Value):
     def _not_blank(self) -> Self:
         if not self.query.replace("\0", " ").strip():
             raise invalid(
-                "`query` is blank: write words, or list documents with GET /v1/collections/{collection}/documents"
+                "`query` is blank",
+                "write words, or list documents with GET /v1/collections/{collection}/documents",
             )
         return self
 
@@ -807,7 +724,9 @@ class RewriteOptions(Value):
     @model_validator(mode="after")
     def _asks_for_something(self) -> Self:
         if not (self.keywords or self.expansion or self.queries):
-            raise invalid("asks for nothing: set `keywords` or `expansion` to true, or `queries` to a number")
+            raise invalid(
+                "asks for nothing", "set `keywords` or `expansion` to true, or `queries` to a number"
+            )
         return self
 
 
@@ -915,18 +834,19 @@ class Search(Query):
         _check_routes(self.routes, self.decay)
         window = self.fusion.window if self.fusion else None
         if window is not None and self.top_k > window:
-            raise invalid(f"`top_k` {self.top_k} is more than `fusion.window` {window}: raise the window")
+            raise invalid(f"`top_k` {self.top_k} is more than `fusion.window` {window}", "raise the window")
         unknown = [name for name in self.fields or [] if name not in HIT_NAMES]
         if unknown:
             raise invalid(
-                f"`fields` names '{unknown[0][:40]}', which no hit has: choose from {', '.join(HIT_NAMES)}"
+                f"`fields` names '{unknown[0][:40]}', which no hit has", f"choose from {', '.join(HIT_NAMES)}"
             )
         if self.fold_superseded and self.decay not in (None, "auto"):
             raise invalid(
-                "`fold_superseded` is set, but only decay 'auto' finds what is superseded: ask for `decay`: 'auto', or drop it"
+                "`fold_superseded` is set, but only decay 'auto' finds what is superseded",
+                "ask for `decay`: 'auto', or drop it",
             )
         if self.fold_superseded and not self.collapse:
-            raise invalid("`fold_superseded` compares documents, not chunks: drop it, or `collapse`: false")
+            raise invalid("`fold_superseded` compares documents, not chunks", "drop it, or `collapse`: false")
         _check_stages(self.rerank, self.mmr)
         return self
 
@@ -1115,27 +1035,29 @@ def _check_metadata(value: dict[str, Any]) -> dict[str, Any]:
         seen += 1
         if seen > 10_000:
             raise invalid(
-                "metadata holds more than 10000 values: store what is not filtered by in the text, or elsewhere"
+                "metadata holds more than 10000 values",
+                "store what is not filtered by in the text, or elsewhere",
             )
         if isinstance(node, dict):
             if depth > 16:
-                raise invalid(f"{path[:80]} is nested deeper than 16 levels: flatten it")
+                raise invalid(f"{path[:80]} is nested deeper than 16 levels", "flatten it")
             for key, child in node.items():
                 if "\0" in key or len(key.encode(errors="replace")) > 256:
                     raise invalid(
-                        f"the key '{key[:40]!r}' in {path[:80]} holds NUL or is longer than 256 bytes: rename it"
+                        f"the key '{key[:40]!r}' in {path[:80]} holds NUL or is longer than 256 bytes",
+                        "rename it",
                     )
                 _clean_text(key)
                 stack.append((child, depth + 1, f"{path}.{key}"))
         elif isinstance(node, list):
             stack.extend((child, depth, path) for child in node)
             if depth > 16:
-                raise invalid(f"{path[:80]} is nested deeper than 16 levels: flatten it")
+                raise invalid(f"{path[:80]} is nested deeper than 16 levels", "flatten it")
             depth += 1
         elif isinstance(node, str):
             _clean_text(node)
         elif isinstance(node, float) and not math.isfinite(node):
-            raise invalid(f"{path[:80]} is not a finite number: leave it out, or write it as text")
+            raise invalid(f"{path[:80]} is not a finite number", "leave it out, or write it as text")
     return value
 
 
@@ -1202,12 +1124,14 @@ class Document(DocumentFields):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if not self.text.strip() and not self.title.strip():
-            raise invalid("`text` and `title` are blank: there is nothing to find it by")
+            raise invalid(
+                "`text` and `title` are blank, so that there is nothing to find it by", "write one of them"
+            )
         if self.revision is not None and self.if_version is not None:
-            raise invalid("`revision` and `if_version` are two ways to guard a write: choose one")
+            raise invalid("`revision` and `if_version` are two ways to guard a write", "choose one")
         if self.start_date is not None and self.end_date is not None and self.end_date <= self.start_date:
             raise invalid(
-                "`end_date` is not after `start_date`, so it would never be true: correct one of them"
+                "`end_date` is not after `start_date`, so it would never be true", "correct one of them"
             )
         return self
 
@@ -1242,7 +1166,7 @@ class DocumentPatch(DocumentFields):
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
         if not self.model_fields_set - {"id", "if_version"}:
-            raise invalid("changes nothing: name a field")
+            raise invalid("changes nothing", "name a field")
         return self
 
 
@@ -1288,9 +1212,11 @@ class DeleteDocuments(Value):
             if there
         ]
         if self.filter is not None and not self.filter:
-            raise invalid("`filter` is empty and would match everything: set `delete_all` to true for that")
+            raise invalid("`filter` is empty and would match everything", "set `delete_all` to true for that")
         if len(given) != 1:
-            raise invalid("give exactly one of `ids`, `filter` and `delete_all`: true")
+            raise invalid(
+                "exactly one of `ids`, `filter` and `delete_all` (as true) must be given", "keep one of them"
+            )
         return self
 
 
@@ -1319,7 +1245,7 @@ class RowNames(Value):
     @model_validator(mode="after")
     def _one_time(self) -> Self:
         if self.time is not None and self.creation_time is not None:
-            raise invalid("`time` and `creation_time` name the same column: give one of them")
+            raise invalid("`time` and `creation_time` name the same column", "give one of them")
         return self
 
 
@@ -1327,8 +1253,8 @@ def _check_given(value: dict[str, Any]) -> dict[str, Any]:
     for name in value:
         if name in ("text", "embedding") or name not in Document.model_fields:
             raise invalid(
-                f"`{_printable(name)}` can't be given: use the fields of a document, other keys in `metadata`, and let "
-                "the file give its text"
+                f"`{_printable(name)}` can't be given",
+                "use the fields of a document, other keys in `metadata`, and let the file give its text",
             )
     return value
 
@@ -1526,18 +1452,21 @@ class CollectionOptions(Value):
         for name in self.declared:
             if name in fields.RESERVED or name in NOT_DECLARABLE:
                 raise invalid(
-                    f"`declared.{name}`: that name is taken by the documents' own fields or the filter language, choose another"
+                    f"`declared.{name}` is taken by the documents' own fields or the filter language",
+                    "declare it under another name",
                 )
         named = "profiles" in self.model_fields_set
         if named and self.default_profile is not None and self.default_profile not in self.profiles:
             raise invalid(
-                f"`default_profile` '{self.default_profile}' is not among `profiles`: name one that is, or add it"
+                f"`default_profile` '{self.default_profile}' is not among `profiles`",
+                "name one that is, or add it",
             )
         arms = [] if self.experiment is None else self.experiment.arms
         for at, arm in enumerate(arms):
             if named and arm.profile not in self.profiles:
                 raise invalid(
-                    f"`experiment.arms[{at}].profile` '{arm.profile}' is not among `profiles`: name one that is, or add it"
+                    f"`experiment.arms[{at}].profile` '{arm.profile}' is not among `profiles`",
+                    "name one that is, or add it",
                 )
         return self
 
@@ -1584,7 +1513,8 @@ class _Synonyms(Value):
         size = sum(len(rule.synonyms) + len(rule.id or "") for rule in self.synonyms_set)
         if size > MAX_SYNONYM_CHARS:
             raise invalid(
-                f"`synonyms_set` holds {size} characters, {MAX_SYNONYM_CHARS} are the most: keep the rules that queries need"
+                f"`synonyms_set` holds {size} characters, {MAX_SYNONYM_CHARS} are the most",
+                "keep the rules that queries need",
             )
         return self
 

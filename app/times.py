@@ -22,6 +22,16 @@ FIRST_MS = -62_135_596_800_000
 LAST_MS = 253_402_300_799_999
 """The years 1 to 9999: the instants that have a date here and in Elasticsearch."""
 
+
+class Misread(ValueError):
+    """What was written is no instant, or no duration: `problem` says of what was sent why, `remedy` how to write it."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}: {remedy}")
+        self.problem = problem
+        self.remedy = remedy
+
+
 _DURATION = re.compile(r"(\d{1,19})(ms|[sSmhHdD])", re.ASCII)
 _ISO_DURATION = re.compile(
     r"P(?:(\d{1,12})W)?(?:(\d{1,12})D)?(?:T(?:(\d{1,12})H)?(?:(\d{1,12})M)?(?:(\d{1,12})S)?)?",
@@ -45,8 +55,8 @@ def parse_duration(value: Any) -> int:
     who needs a positive one checks it.
     """
     if isinstance(value, bool) or not isinstance(value, str):
-        raise ValueError(
-            "that is no duration: write text with a unit, such as '14d', '36h', '30m' (minutes) or 'P14D'"
+        raise Misread(
+            "that is no duration", "write text with a unit, such as '14d', '36h', '30m' (minutes) or 'P14D'"
         )
     text = value.strip()
     if match := _DURATION.fullmatch(text):
@@ -56,13 +66,15 @@ def parse_duration(value: Any) -> int:
         weeks, days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         ms = (weeks * 7 + days) * DAY_MS + hours * HOUR_MS + minutes * MS["m"] + seconds * MS["s"]
     else:
-        raise ValueError(
-            f"'{text[:40]}' is not a duration: write whole numbers with d, h, m (minutes), s or ms ('14d', "
-            "'36h'), or ISO 8601 ('P14D', 'PT36H'); weeks are P2W, years are days ('365d')"
+        raise Misread(
+            f"'{text[:40]}' is not a duration",
+            "write whole numbers with d, h, m (minutes), s or ms ('14d', "
+            "'36h'), or ISO 8601 ('P14D', 'PT36H'); weeks are P2W, years are days ('365d')",
         )
     if ms > LONGEST_MS:
-        raise ValueError(
-            f"'{text[:40]}' is longer than Elasticsearch can express: write at most '{LONGEST_MS // DAY_MS}d'"
+        raise Misread(
+            f"'{text[:40]}' is longer than Elasticsearch can express",
+            f"write at most '{LONGEST_MS // DAY_MS}d'",
         )
     return cap_duration(ms)
 
@@ -92,17 +104,18 @@ def parse_instant(value: Any) -> datetime:
         try:
             return _whole_ms(moment.astimezone(UTC))
         except OverflowError as cause:
-            raise ValueError("lies outside the years 1 to 9999 in UTC: write one within them") from cause
+            raise Misread("lies outside the years 1 to 9999 in UTC", "write one within them") from cause
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _from_number(value)
     if not isinstance(value, str):
-        raise ValueError("that is no instant: write ISO 8601 text ('2026-01-31T00:00:00Z') or a Unix time")
+        raise Misread("that is no instant", "write ISO 8601 text ('2026-01-31T00:00:00Z') or a Unix time")
     match = _INSTANT.fullmatch(value.strip())
     if match is None:
-        raise ValueError(
-            f"'{value[:40]}' is not an instant: write ISO 8601, such as '2026-01-31' or '2026-01-31T08:00:00Z'"
+        raise Misread(
+            f"'{value[:40]}' is not an instant",
+            "write ISO 8601, such as '2026-01-31' or '2026-01-31T08:00:00Z'",
         )
     year, month, day, hour, minute, second, fraction, zone = match.groups()
     try:
@@ -112,8 +125,8 @@ def parse_instant(value: Any) -> datetime:
         )  # fmt: skip
         return moment.astimezone(UTC)
     except (ValueError, OverflowError) as cause:
-        raise ValueError(
-            f"'{value[:40]}' names no real instant ({cause}): write a day and time that there is"
+        raise Misread(
+            f"'{value[:40]}' names no real instant ({cause})", "write a day and time that there is"
         ) from cause
 
 
@@ -152,9 +165,9 @@ def _from_number(value: float) -> datetime:
     if _MILLIS[0] <= value < _MILLIS[1]:
         return from_ms(int(value))
     shown = str(value) if abs(value) < 1e20 else "that number"
-    raise ValueError(
-        f"{shown} as a time is ambiguous: numbers are seconds (1e8 to 1e10) or milliseconds (1e11 to 1e13) "
-        "since 1970; write ISO 8601 ('2026-01-31T00:00:00Z')"
+    raise Misread(
+        f"{shown} as a time is ambiguous, since numbers are seconds (1e8 to 1e10) or milliseconds (1e11 to 1e13) since 1970",
+        "write ISO 8601 ('2026-01-31T00:00:00Z')",
     )
 
 

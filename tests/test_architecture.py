@@ -157,6 +157,12 @@ ROOMS = (
         "measures", {"observing": "metrics, spans and the request's id: the only importer of their libraries"}
     ),
     Row("values", {"models": "requests, answers and what passes between rooms"}, pure=True),
+    # Below the values: their own checks speak by it, and it knows none of them by name.
+    Row(
+        "wording",
+        {"refusals": "what a refused value is told: its field, what is wrong and the remedy"},
+        pure=True,
+    ),
     Row(
         # Below the values, not beside them: models are written in these words, and these import nothing of ours.
         "words",

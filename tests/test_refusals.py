@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from app import api, documents
+from app import documents, refusals
 from app.errors import InvalidRequest
 from app.models import (
     Collection,
@@ -94,7 +94,7 @@ def test_every_refusal_names_the_field_and_the_remedy(model: type[BaseModel]) ->
     for of, name, body in requests():
         if of is not model:
             continue
-        error = refusal(api.parse, model, body)
+        error = refusal(refusals.parse, model, body)
         if error is None:
             continue
         refused += 1
@@ -142,7 +142,64 @@ def test_every_refusal_of_an_item_does_too(name: str) -> None:
 )  # fmt: skip
 def test_the_remedy_is_one(options: dict[str, Any], field: str, detail: str, remedy: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        api.parse(Search, {"collection": "c", "query": "x", **options})
+        refusals.parse(Search, {"collection": "c", "query": "x", **options})
     assert caught.value.field == field
     assert detail in caught.value.detail
     assert remedy in (caught.value.remedy or "")
+
+
+DEEP: Any = 1
+for _ in range(20):
+    DEEP = {"x": DEEP}
+
+ECHOED: dict[str, tuple[type[BaseModel], dict[str, Any], str, str]] = {
+    "a name of our own": (
+        CollectionOptions, {"declared": {"text": "long"}},
+        "`declared.text` is taken by the documents' own fields or the filter language", "declare it under another name",
+    ),
+    "a field of hits": (
+        Search, {"collection": "c", "query": "x", "fields": ["a: b"]}, "`fields` names 'a: b', which no hit has", "choose from title",
+    ),
+    "metadata nested too deep": (
+        Document, {"id": "x", "text": "x", "metadata": {"a: b": DEEP}}, "metadata.a: b.x", "flatten it",
+    ),
+    "a key with NUL": (
+        Document, {"id": "x", "text": "x", "metadata": {"a: b\0": 1}}, "a: b", "rename it",
+    ),
+    "a field of files": (FileForm, {"fields": {"a: b": 1}}, "`a: b` can't be given", "use the fields of a document"),
+    "an instant": (
+        Document, {"id": "x", "text": "x", "creation_time": "a: b: c"}, "'a: b: c' is not an instant", "write ISO 8601",
+    ),
+    "no such day": (
+        Document, {"id": "x", "text": "x", "creation_time": "2026-02-30T08:00:00"}, "'2026-02-30T08:00:00' names no real", "write a day",
+    ),
+    "a duration": (
+        Search, {"collection": "c", "query": "x", "decay": {"half_life": "a: b"}}, "'a: b' is not a duration", "write whole numbers",
+    ),
+    "a remedy with a colon": (
+        Search, {"collection": "c", "query": "x", "decay": "off", "fold_superseded": True},
+        "`fold_superseded` is set, but only decay 'auto' finds what is superseded", "ask for `decay`: 'auto', or drop it",
+    ),
+    "a whole number": (
+        Document, {"id": "x", "text": "x", "revision": 2**62 + 1}, "must be at most 4611686018427387904",
+        "write a number of at most 4611686018427387904",
+    ),
+    "a number": (
+        Search, {"collection": "c", "query": "x", "fusion": {"rank_constant": 1e9}}, "must be at most 1000000",
+        "write a number of at most 1000000",
+    ),
+    "braces": (
+        Search, {"collection": "c", "query": "x", "fields": ["{remedy}{problem}"]}, "`fields` names '{remedy}{problem}'", "choose from",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ECHOED)
+def test_what_is_wrong_and_the_remedy_are_parted_where_we_part_them(name: str) -> None:
+    model, body, detail, remedy = ECHOED[name]
+    error = refusal(refusals.parse, model, body)
+    assert error is not None
+    [entry] = error.members["errors"]
+    assert detail in entry["detail"]
+    assert entry["remedy"].startswith(remedy)
+    assert error.remedy == entry["remedy"]
