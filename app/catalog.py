@@ -6,6 +6,7 @@ the master refuses an index that would be a second one.
 """
 
 import asyncio
+import contextlib
 import copy
 import hashlib
 import json
@@ -28,6 +29,7 @@ from app.errors import (
     InvalidRequest,
     NotFound,
     SchemaMismatch,
+    Unavailable,
 )
 from app.models import (
     Ages,
@@ -43,6 +45,7 @@ from app.models import (
 )
 from app.refusals import explained
 from app.times import from_ms
+from app.turns import Turn
 
 Json = dict[str, Any]
 
@@ -337,10 +340,9 @@ async def change(
     _check_same(collection, options, dims=dims)
     named = options.model_fields_set
     wanted = _changeable(options)
-    settings: Json = {}
-    if wanted or "shards" in named:
+    if "shards" in named:
         found = (await cluster.get_settings(collection.index))[collection.index]
-        if "shards" in named and int(found["index.number_of_shards"]) != options.shards:
+        if int(found["index.number_of_shards"]) != options.shards:
             raise _needs_reindex(
                 collection.name,
                 "shards",
@@ -348,9 +350,6 @@ async def change(
                 options.shards,
                 f"--shards {options.shards}",
             )
-        settings = {
-            key: value for key, value in wanted.items() if str(value) != str(found.get(f"index.{key}"))
-        }
     added = {key: kind for key, kind in options.declared.items() if key not in collection.declared}
     if added:
         await _check_declarable(cluster, collection, added)
@@ -369,10 +368,9 @@ async def change(
             _check_named(made.get("default_profile"), _read_experiment(made, {}), made.get("profiles", {}))
         return made
 
-    changed = await _revise(cluster, collection, revised, typed=typed, if_revision=options.if_revision)
-    if settings:
-        await cluster.put_settings(collection.index, {"index": settings})
-    return changed
+    return await _revise(
+        cluster, collection, revised, typed=typed, settings=wanted, if_revision=options.if_revision
+    )
 
 
 def _arms(experiment: Experiment | None) -> list[str]:
@@ -424,15 +422,21 @@ async def _revise(
     revised: Callable[[Json], Json],
     *,
     typed: Mapping[str, Json] | None = None,
+    settings: Mapping[str, Any] | None = None,
     if_revision: int | None = None,
 ) -> Collection:
     """Change what a collection's `_meta` says to what `revised` makes of it, in turn with all others who do so.
 
-    `typed`: mappings of declared keys that are new, of the collection's index and no other. Raises Conflict, with
-    nothing changed, where the collection is not at `if_revision`.
+    `typed`: mappings of declared keys that are new, of the collection's index and no other. `settings`: the index is to
+    have them, for which there are no revisions. Raises Conflict, with nothing changed, where the collection is not at
+    `if_revision`.
     """
     mapping = (await cluster.get_mapping(collection.index))[collection.index]
-    if if_revision is None and revised(mapping["_meta"]["halflife"]) == mapping["_meta"]["halflife"]:
+    if (
+        if_revision is None
+        and revised(mapping["_meta"]["halflife"]) == mapping["_meta"]["halflife"]
+        and not await _unlike(cluster, collection.index, settings or {})
+    ):
         return read_collection(collection.name, collection.index, mapping)
     async with turns.turn(cluster, collection.name) as turn:
         # As it is now: a reindex may have given the collection another index.
@@ -454,6 +458,9 @@ async def _revise(
                 retry_after_s=1,
             )
         made = revised(meta)
+        # First what has no revision: where it fails, the same request can be sent again.
+        if changed := await _unlike(cluster, index, settings or {}):
+            await cluster.put_settings(index, {"index": changed}, timeout_s=turn.call_s())
         if made != meta:
             made["revision"] = revision + 1
             body: Json = {"_meta": {**mapping["_meta"], "halflife": made}}
@@ -461,10 +468,29 @@ async def _revise(
                 body["properties"] = {
                     fields.DECLARED: {"type": "object", "dynamic": "strict", "properties": dict(typed)}
                 }
-            turn.check()
-            await cluster.put_mapping(index, body, timeout_s=turns.CALL_S)
+            lost: HalflifeError | None = None
+            try:
+                await cluster.put_mapping(index, body, timeout_s=turn.call_s())
+            except Unavailable as error:
+                lost = error
+            # Whether it is in force: its answer may have been lost, or another's change have come late.
             mapping = (await cluster.get_mapping(index))[index]
+            now = mapping["_meta"]["halflife"]
+            if now.get("revision", 0) <= revision or revised(now) != now:
+                raise lost or ClusterUnavailable(
+                    f"changing the options of `{collection.name}`: another change undid it",
+                    remedy="read them again, and send it again where it is missing",
+                    retry_after_s=1,
+                )
     return read_collection(collection.name, index, mapping)
+
+
+async def _unlike(cluster: Cluster, index: str, settings: Mapping[str, Any]) -> Json:
+    """Return those of the settings that an index doesn't have yet."""
+    if not settings:
+        return {}
+    found = (await cluster.get_settings(index))[index]
+    return {key: value for key, value in settings.items() if str(value) != str(found.get(f"index.{key}"))}
 
 
 async def describe(
@@ -539,18 +565,22 @@ async def put_synonyms(
     )
 
 
-async def carry_ranking(cluster: Cluster, *, source: str, target: str) -> None:
+async def carry_options(cluster: Cluster, turn: Turn, *, source: str, target: str) -> None:
     """Give the index `target` what the collection's index `source` says of how searches rank: profiles, experiment, synonyms.
 
-    To be called in a turn that lasts until the two are exchanged: else a change to the one in between is lost.
+    Where they differ in declared keys, that counts as a change. To be called in a turn that lasts until the two are
+    exchanged: else a change to the one in between is lost.
     """
     kept = ("profiles", "default_profile", "experiment", "synonyms", "revision")
     told = (await cluster.get_mapping(source))[source].get("_meta", {}).get("halflife", {})
     mapping = (await cluster.get_mapping(target))[target]
-    meta = {**mapping["_meta"]["halflife"], **{name: told[name] for name in kept if name in told}}
-    if meta != mapping["_meta"]["halflife"]:
+    before = mapping["_meta"]["halflife"]
+    meta = {**before, **{name: told[name] for name in kept if name in told}}
+    if meta.get("declared", {}) != told.get("declared", {}):
+        meta["revision"] = told.get("revision", 0) + 1
+    if meta != before:
         body = {"_meta": {**mapping["_meta"], "halflife": meta}}
-        await cluster.put_mapping(target, body, timeout_s=turns.CALL_S)
+        await cluster.put_mapping(target, body, timeout_s=turn.call_s())
 
 
 async def _create_once(cluster: Cluster, name: str, index: str, body: Json) -> Known:
@@ -665,6 +695,8 @@ async def delete(cluster: Cluster, name: str) -> list[str]:
     if names.read_alias(name) not in aliases and not doomed:
         raise absent(name)
     await cluster.delete_indices(doomed)
+    with contextlib.suppress(HalflifeError):
+        await turns.forget(cluster, name)
     return doomed
 
 

@@ -642,7 +642,7 @@ class Cluster:
     async def update_aliases(
         self, actions: Sequence[Mapping[str, Any]], *, timeout_s: float | None = None
     ) -> None:
-        """Change aliases in one atomic step; after `timeout_s` it is no longer begun."""
+        """Change aliases in one atomic step; `timeout_s` after it arrived it is no longer begun."""
         await self._acknowledged(
             "POST",
             "/_aliases",
@@ -703,7 +703,7 @@ class Cluster:
     ) -> None:
         """Add to the mapping of an index; `_meta` in it replaces the whole `_meta`.
 
-        After `timeout_s` the change is no longer begun.
+        `timeout_s` after it arrived the change is no longer begun.
         """
         await self._acknowledged(
             "PUT",
@@ -723,10 +723,16 @@ class Cluster:
         )
         return {name: entry["settings"] for name, entry in answer.items()}
 
-    async def put_settings(self, index: str, settings: Mapping[str, Any]) -> None:
-        """Change settings of an index; None restores a default."""
+    async def put_settings(
+        self, index: str, settings: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> None:
+        """Change settings of an index; None restores a default. `timeout_s` after it arrived it is no longer begun."""
         await self._acknowledged(
-            "PUT", _path(index, "_settings"), body=settings, doing=f"changing the settings of {index}"
+            "PUT",
+            _path(index, "_settings"),
+            body=settings,
+            doing=f"changing the settings of {index}",
+            timeout_s=timeout_s,
         )
 
     async def add_write_block(self, index: str) -> None:
@@ -891,11 +897,22 @@ class Cluster:
     ) -> None:
         """Send a change of the cluster's state and insist on its acknowledgement.
 
-        `timeout_s` also bounds how long the master lets it wait for its turn: half a minute otherwise.
+        `timeout_s` bounds the whole, the wait for a connection included; and, from its arrival, how long the master lets
+        it wait for its turn: half a minute otherwise.
         """
         if timeout_s is not None:
             params = {**(params or {}), "master_timeout": f"{round(timeout_s * 1000)}ms"}
-        answer = await self._call(method, path, body=body, params=params, doing=doing, timeout_s=timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._call(
+                    method, path, body=body, params=params, doing=doing, timeout_s=timeout_s
+                )
+        except TimeoutError:
+            raise ClusterUnavailable(
+                f"{doing}: no answer within {timeout_s:g} s",
+                remedy="look at the cluster's health and try again; the change may be in force already",
+                retry_after_s=1,
+            ) from None
         if not answer.get("acknowledged"):
             raise ClusterUnavailable(
                 f"{doing}: the cluster took the change but not every node confirmed it in time",

@@ -52,6 +52,7 @@ SHORT_ROUND: Final = 200
 """A round of changes this short can be left to the fence."""
 ROUNDS: Final = 12
 FENCES: Final = 5
+CHANGEABLE: Final = ("index.refresh_interval", "index.number_of_replicas", "index.auto_expand_replicas")
 COMPARED_IN_FENCE: Final = 5_000
 """A collection of up to so many documents is compared pair by pair inside the fence too. Of 8,000 on a busy machine
 writers waited 2.8 s; larger ones are compared before it and counted in it.
@@ -188,6 +189,7 @@ class Reindexer:
         self._report = report
         self._failures: dict[str, str] = {}
         self._paced_until = 0.0
+        self._restored: dict[str, str | None] | None = None
 
     # --- what would be done
 
@@ -519,6 +521,7 @@ class Reindexer:
             settings["index.auto_expand_replicas"] = template.get("auto_expand_replicas", "false")
             settings["index.number_of_replicas"] = template.get("number_of_replicas", 1)
         await self._again(lambda: self._cluster.put_settings(index, settings))
+        self._restored = {key: old.get(key) for key in CHANGEABLE}
         self._tell("waiting for replicas", 0, 0)
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience_s
@@ -543,6 +546,7 @@ class Reindexer:
         via = moves.copy_alias(self._name)
         if lane.target.index == ledger.state.source and ledger.state.phase == "returning":
             ledger.note(base=dict(ledger.state.turned))
+        busy: Unavailable | None = None
         for attempt in range(FENCES):
             for _ in range(ROUNDS):
                 begun = asyncio.get_running_loop().time()
@@ -553,15 +557,25 @@ class Reindexer:
             if attempt == 0:
                 await self._compare(lane, via, ledger)
                 self._refuse_missing(allow_missing)
-            if await self._exchange(ledger, lane, via, allow_missing):
-                return
+            async with contextlib.AsyncExitStack() as held:
+                try:
+                    # Nobody else changes what the collection's mapping says until the two are exchanged.
+                    turn = await held.enter_async_context(turns.turn(self._cluster, self._name))
+                except Unavailable as error:
+                    busy = error
+                    continue
+                busy = None
+                if await self._exchange(turn, ledger, lane, via, allow_missing):
+                    return
+        if busy is not None:
+            raise busy
         raise Conflict(
             f"`{self._name}` is written to faster than its changes can be brought over",
             remedy="try again when fewer writes come, or with a faster embedding server; nothing was swapped",
         )
 
-    async def _exchange(self, ledger: Ledger, lane: Lane, via: str, allow_missing: int) -> bool:
-        """Fence the source, bring its last changes over, swap; False if that could not be done in time."""
+    async def _exchange(self, turn: Turn, ledger: Ledger, lane: Lane, via: str, allow_missing: int) -> bool:
+        """Fence the source, bring its last changes over, swap, in a turn; False if that could not be done in time."""
         source, target = lane.source.index, lane.target.index
         standing = await self._look()
         if standing.live == target:
@@ -572,25 +586,18 @@ class Reindexer:
                 return False
             raise Taken(f"`{self._name}` is no longer in {source}", remedy="see --status")
         self._tell("fencing", 0, 0)
-        # Nobody else changes what the collection's mapping says until the two are exchanged.
-        async with turns.turn(self._cluster, self._name) as turn:
-            return await self._exchange_in(turn, ledger, lane, via, allow_missing, standing.generation)
-
-    async def _exchange_in(
-        self, turn: Turn, ledger: Ledger, lane: Lane, via: str, allow_missing: int, written: int
-    ) -> bool:
-        """Do so in a turn; `written` is the generation that writers write to."""
-        source, target = lane.source.index, lane.target.index
+        written = standing.generation
         generation = written + 1
         try:
             try:
+                await self._carry_settings(turn, source, target)
                 async with asyncio.timeout(moves.FENCE_TIMEOUT_S):
                     await moves.fence(self._cluster, self._name, index=source, generation=written)
                     await self._changes_since(ledger, lane, via)
                     await self._refresh(target)
                     await self._check_in_fence(lane, allow_missing, _left_behind(ledger.state))
                     # As late as can be: profiles and synonyms may have changed while documents were copied.
-                    await catalog.carry_ranking(self._cluster, source=source, target=target)
+                    await catalog.carry_options(self._cluster, turn, source=source, target=target)
                     await ledger.save(
                         **(
                             {}
@@ -599,7 +606,6 @@ class Reindexer:
                         )
                     )
                     ledger.check()
-                turn.check()
                 await moves.swap(
                     self._cluster,
                     self._name,
@@ -607,7 +613,7 @@ class Reindexer:
                     target=target,
                     generation=generation,
                     read_properties=catalog.read_alias_properties(),
-                    timeout_s=turns.CALL_S,
+                    timeout_s=turn.call_s(),
                 )
             except (TimeoutError, Unavailable, NotFound) as error:
                 # What became of the last call is not known; the aliases are.
@@ -622,6 +628,16 @@ class Reindexer:
             # Whatever ends this, a Ctrl-C too: writers must not stay outside. Does nothing after the swap.
             await asyncio.shield(asyncio.ensure_future(self._let_in(source)))
         return True
+
+    async def _carry_settings(self, turn: Turn, source: str, target: str) -> None:
+        """Give the target what was changed in the source's settings since it was given them."""
+        if self._restored is None:
+            return
+        [found] = (await self._cluster.get_settings(source)).values()
+        now = {key: found.get(key) for key in CHANGEABLE}
+        if changed := {key: value for key, value in now.items() if value != self._restored[key]}:
+            await self._cluster.put_settings(target, changed, timeout_s=turn.call_s())
+            self._restored = now
 
     async def _let_in(self, source: str) -> None:
         standing = await self._look()

@@ -1,16 +1,18 @@
 """One writer at a time, where the cluster has no version to guard a change with: a lock in the state index.
 
 Elasticsearch replaces a mapping's `_meta` as a whole, and on no condition: who reads it, changes a part and writes it
-back undoes what another wrote in between. So they take turns. Whoever has a turn begins nothing after `HELD_S` of it,
-and a turn that has not moved for `LEFT_AFTER_S` is over: its holder was killed. No clocks are compared; each goes by
-how long it has watched. Also owns the state index, which every kind of state of ours lies in.
+back undoes what another wrote in between. So they take turns. Whoever has a turn bounds each change that it sends by
+what is left of `HELD_S`, and a turn that has not moved for `LEFT_AFTER_S` is over: its holder was killed. No clocks are
+compared; each goes by how long it has watched. What no lock outside of the master can rule out: a change that a node
+took in time and passed on late, after a pause as long as what is left. So who changes something reads it back. Also
+owns the state index, which every kind of state of ours lies in.
 """
 
 import asyncio
 import contextlib
 import random
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any, Final
 
 from app import names
@@ -35,13 +37,14 @@ _STATE_BODY: Final[Json] = {
     },
 }
 
-HELD_S: Final = 10.0
-"""How long a turn lasts at most: nothing is sent in it later than that."""
-CALL_S: Final = 10.0
-"""How long a change may take that was sent in a turn, its wait for the master included."""
+HELD_S: Final = 20.0
+"""How long a turn lasts at most: by then what was sent in it is done, or is not begun any more."""
+LEAST_S: Final = 1.0
+"""How long a change must have at least to be sent."""
 LEFT_AFTER_S: Final = 25.0
-"""How long others see the same turn before they take it over. Longer than `HELD_S` and `CALL_S` together: by then
-nothing of its holder is under way."""
+"""How long others see the same turn before they take it over."""
+CALL_S: Final = 10.0
+"""Longest wait for one look at the turn, or one move of it."""
 WAIT_S: Final = 35.0
 
 
@@ -52,10 +55,16 @@ class Turn:
         self._collection = collection
         self._began = began
 
-    def check(self) -> None:
-        """Raise ClusterUnavailable where it has lasted too long for anything more to be sent in it."""
-        if asyncio.get_running_loop().time() - self._began > HELD_S:
+    def call_s(self) -> float:
+        """Return how long a change may take that is sent now; raise ClusterUnavailable where that is too short for any.
+
+        Half of what is left: as long for its way into the cluster, the wait for a connection included, and as long
+        again for its wait for the master, which counts from its arrival.
+        """
+        left = self._began + HELD_S - asyncio.get_running_loop().time()
+        if left < 2 * LEAST_S:
             raise _busy(self._collection, f"the turn to change it lasted longer than {HELD_S:g} s")
+        return left / 2
 
 
 async def ensure_state_index(cluster: Cluster) -> None:
@@ -74,41 +83,60 @@ async def turn(
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
-    holder = secrets.token_hex(8)
-    began: float | None = None
-    place: Place | None = None
+    tries: dict[str, float] = {}  # each under a name of its own: one may arrive without our hearing of it
+    holder = ""
+    sent_to: Place | None = None
     seen: Place | None = None
     since = loop.time()
-    while True:
-        try:
-            place, held_by = await _look(cluster, collection)
-            if held_by == holder:
-                break  # a try of ours arrived without our hearing of it
-            if place != seen:
-                seen, since = place, loop.time()
-            if held_by is None or loop.time() - since > left_after_s:
-                began = loop.time() if began is None else began
-                place = await _write(cluster, collection, holder, place)
-                break
-        except Conflict:
-            pass  # another was quicker
-        except Unavailable:
-            if loop.time() > until:
-                raise
-        if loop.time() > until:
-            raise _busy(collection, "others are changing it")
-        await asyncio.sleep(random.uniform(0.05, 0.15))  # noqa: S311 - jitter, no secret
-    assert began is not None
     try:
-        yield Turn(collection, began)
+        while True:
+            try:
+                place, held_by = await _look(cluster, collection)
+                if held_by in tries:
+                    holder, sent_to = held_by, place
+                    break
+                if place != sent_to:
+                    tries.clear()  # it has moved on, so none of ours can arrive any more
+                if place != seen:
+                    seen, since = place, loop.time()
+                if held_by is None or loop.time() - since > left_after_s:
+                    holder = secrets.token_hex(8)
+                    # Others count from when they see it, so not from a try that was lost.
+                    tries[holder], sent_to = loop.time(), place
+                    sent_to = await _write(cluster, collection, holder, place)
+                    break
+            except Conflict:
+                pass  # another was quicker
+            except Unavailable:
+                if loop.time() > until:
+                    raise
+            if loop.time() > until:
+                raise _busy(collection, "others are changing it")
+            await asyncio.sleep(random.uniform(0.05, 0.15))  # noqa: S311 - jitter, no secret
+        yield Turn(collection, tries[holder])
     finally:
-        # A caller that leaves must not keep others out; who took it over meanwhile has another place.
-        await asyncio.shield(asyncio.ensure_future(_give_back(cluster, collection, place)))
+        if tries:
+            # A caller that leaves must not keep others out; who took it over meanwhile has another place.
+            await asyncio.shield(asyncio.ensure_future(_give_back(cluster, collection, sent_to, tries)))
 
 
-async def _give_back(cluster: Cluster, collection: str, place: Place | None) -> None:
+async def forget(cluster: Cluster, collection: str) -> None:
+    """Delete what is noted of the turns of a collection that is gone, unless one is under way."""
+    place, held_by = await _look(cluster, collection)
+    if place is not None and held_by is None:
+        await cluster.erase(STATE_INDEX, [(_id(collection), *place)])
+
+
+async def _give_back(cluster: Cluster, collection: str, place: Place | None, tries: Collection[str]) -> None:
+    """Make the turn free where one of the tries has it, or may get it yet: `place` is what the last one was sent to."""
     with contextlib.suppress(HalflifeError):
-        await _write(cluster, collection, None, place)
+        try:
+            # Where the try is still on its way, this takes the place that it needs.
+            await _write(cluster, collection, None, place)
+        except Conflict:
+            place, held_by = await _look(cluster, collection)
+            if held_by in tries:
+                await _write(cluster, collection, None, place)
 
 
 async def _look(cluster: Cluster, collection: str) -> tuple[Place | None, str | None]:

@@ -1,6 +1,7 @@
 """A collection's move to another index on a real node: what is changed, kept, refused, resumed and undone."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app import catalog, moves, names
+from app import catalog, moves, names, turns
 from app.catalog import Catalog
 from app.elastic import BulkAction, Cluster
-from app.errors import Conflict, InvalidRequest, NotFound
+from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
 from app.models import CollectionOptions, SynonymRule
 from app.moves import Ledger, Paused, Taken
 from app.reindex import Changes, Chunking, Mismatch, Reindexer
@@ -637,3 +638,76 @@ async def test_profiles_and_synonyms_move_along_also_those_of_the_last_moment(wo
     await world.reindexer().roll_back()
     assert (await world.collection()).synonyms == []
     assert (await world.collection()).default_profile == "news"
+
+
+async def test_a_declared_key_counts_as_a_change_and_settings_of_the_last_moment_move_along(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await world.collection()
+    options = CollectionOptions(refresh_interval="7s")
+    fence = moves.fence
+    compare = Reindexer._compare
+
+    async def changed(self, *args, **given):
+        await catalog.change(world.cluster, before, options, dims=DIMS)
+        return await compare(self, *args, **given)
+
+    monkeypatch.setattr(Reindexer, "_compare", changed)
+    # The first fence fails: what was counted for it is not counted twice.
+    fences = 0
+
+    async def fail_once(*args, **given):
+        nonlocal fences
+        fences += 1
+        if fences == 1:
+            raise ClusterUnavailable("busy")
+        return await fence(*args, **given)
+
+    monkeypatch.setattr(moves, "fence", fail_once)
+    reindexer = world.reindexer()
+    await reindexer.run(Changes(declare={"extra": "long"}))
+    moved = await world.collection()
+    assert moved.index != before.index
+    assert moved.revision == before.revision + 1
+    with pytest.raises(Conflict, match="revision 1, not 0"):
+        await catalog.change(
+            world.cluster,
+            moved,
+            CollectionOptions.model_validate({"profiles": {}, "if_revision": before.revision}),
+            dims=DIMS,
+        )
+    settings = (await world.cluster.get_settings(moved.index))[moved.index]
+    assert settings["index.refresh_interval"] == "7s"
+    monkeypatch.undo()
+    # Going back undeclares it, which is a change again.
+    await reindexer.roll_back()
+    back = await world.collection()
+    assert (back.index, back.revision) == (before.index, before.revision + 2)
+
+
+async def test_a_turn_that_others_hold_is_waited_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = turns.turn
+    tries = 0
+
+    def busy(cluster, name, **given):
+        nonlocal tries
+        tries += 1
+        return turn(cluster, name, wait_s=-1) if tries == 1 else turn(cluster, name, **given)
+
+    async with contextlib.AsyncExitStack() as others:
+        await others.enter_async_context(turn(world.cluster, world.name))
+        monkeypatch.setattr(turns, "turn", busy)
+        changes_since = Reindexer._changes_since
+
+        async def freed(self, *args, **given):
+            if tries == 1:
+                await others.aclose()
+            return await changes_since(self, *args, **given)
+
+        monkeypatch.setattr(Reindexer, "_changes_since", freed)
+        before = (await world.collection()).index
+        await world.reindexer().run(Changes())
+    assert tries == 2
+    assert (await world.collection()).index != before

@@ -134,12 +134,205 @@ async def test_the_end_of_a_turn_taken_over_ends_no_other(cluster, other, collec
                 pass
 
 
-async def test_nothing_is_sent_late_in_a_turn():
+async def test_a_turn_begins_when_it_is_had_and_not_with_a_try_that_lost(
+    cluster, other, collection, monkeypatch
+):
+    write = turns._write
+    looked, go_on, lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def late(at, name, holder, place):
+        if at is not other or looked.is_set():
+            return await write(at, name, holder, place)
+        looked.set()
+        await go_on.wait()
+        try:
+            return await write(at, name, holder, place)
+        except Conflict:
+            lost.set()
+            raise
+
+    async def wait() -> float:
+        async with turns.turn(other, collection.name) as turn:
+            return turn._began
+
+    monkeypatch.setattr(turns, "_write", late)
+    waiting = asyncio.create_task(wait())
+    await looked.wait()
+    async with turns.turn(cluster, collection.name):
+        go_on.set()
+        await lost.wait()
+        over = asyncio.get_running_loop().time()
+    assert await waiting >= over
+
+
+@pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "on its way"])
+@pytest.mark.parametrize("how", ["cancelled", "unanswered"])
+async def test_a_try_that_nobody_waits_for_any_more_keeps_nobody_out(
+    cluster, other, collection, monkeypatch, arrived, how
+):
+    write = turns._write
+    trying = asyncio.Event()
+    held_back: list[asyncio.Task[turns.Place]] = []
+
+    async def hang(at, name, holder, place):
+        if at is not other or holder is None:
+            return await write(at, name, holder, place)
+        if arrived:
+            await write(at, name, holder, place)
+        else:
+            held_back.append(asyncio.create_task(arrive(at, name, holder, place)))
+        trying.set()
+        if how == "unanswered":
+            raise ClusterUnavailable("no answer")
+        return await asyncio.Event().wait()
+
+    late = asyncio.Event()
+
+    async def arrive(*args):
+        await late.wait()
+        return await write(*args)
+
+    async def have() -> None:
+        async with turns.turn(other, collection.name, wait_s=-1 if how == "unanswered" else 60):
+            pass
+
+    monkeypatch.setattr(turns, "_write", hang)
+    waiting = asyncio.create_task(have())
+    await trying.wait()
+    if how == "cancelled":
+        waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    late.set()
+    for told in await asyncio.gather(*held_back, return_exceptions=True):
+        assert isinstance(told, Conflict)
+    assert (await turns._look(cluster, collection.name))[1] is None
+    async with turns.turn(cluster, collection.name, wait_s=0):
+        pass
+
+
+async def test_who_left_a_race_that_another_won_ends_no_turn_of_the_winner(
+    cluster, other, collection, monkeypatch
+):
+    write = turns._write
+    looked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def late(at, name, holder, place):
+        if at is other and holder is not None:
+            looked.set()
+            await go_on.wait()
+        return await write(at, name, holder, place)
+
+    async def have() -> None:
+        async with turns.turn(other, collection.name, wait_s=0):
+            pass
+
+    monkeypatch.setattr(turns, "_write", late)
+    waiting = asyncio.create_task(have())
+    await looked.wait()
+    async with turns.turn(cluster, collection.name):
+        go_on.set()
+        with pytest.raises(ClusterUnavailable, match="others are changing it"):
+            await waiting
+        assert (await turns._look(cluster, collection.name))[1] is not None
+
+
+async def test_the_note_of_a_turn_goes_with_the_collection(cluster):
+    gone = await make(cluster, f"turns_{uuid.uuid4().hex[:10]}")
+    await catalog.put_synonyms(cluster, gone, [SynonymRule(synonyms="a, b")])
+    assert (await turns._look(cluster, gone.name))[0] is not None
+    await catalog.delete(cluster, gone.name)
+    assert await turns._look(cluster, gone.name) == (None, None)
+
+
+async def test_settings_go_to_the_index_that_a_reindex_gave_and_before_the_revision(
+    cluster, other, collection, monkeypatch
+):
+    moved = f"{collection.index}9"
+    body = catalog.index_body(
+        collection.name, CollectionOptions(replicas=0), dims=3, model="m", slot_aliases={}, uid=collection.uid
+    )
+    write = turns._write
+    swapped = False
+
+    async def after_the_swap(at, name, holder, place):
+        """As a reindex does that had the turn before."""
+        nonlocal swapped
+        if holder is not None and not swapped:
+            swapped = True
+            await cluster.create_index(moved, body)
+            actions = []
+            for alias, properties in catalog.first_aliases(collection.name).items():
+                actions += [
+                    {"remove": {"index": collection.index, "alias": alias}},
+                    {"add": {"index": moved, "alias": alias, **properties}},
+                ]
+            await cluster.update_aliases(actions)
+        return await write(at, name, holder, place)
+
+    monkeypatch.setattr(turns, "_write", after_the_swap)
+    changes = options(refresh_interval="7s", profiles={"recent": {"decay": {"half_life": "30d"}}})
+    changed = await catalog.change(cluster, collection, changes, dims=3)
+    assert (changed.index, changed.revision) == (moved, 1)
+    assert (await cluster.get_settings(moved))[moved]["index.refresh_interval"] == "7s"
+    left = (await cluster.get_settings(collection.index))[collection.index]
+    assert left.get("index.refresh_interval") != "7s"
+
+    async def refuse(*args, **given):
+        raise ClusterUnavailable("the cluster is busy")
+
+    again = options(refresh_interval="8s", profiles={}, if_revision=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(other, "put_settings", refuse)
+        with pytest.raises(ClusterUnavailable):
+            await catalog.change(other, changed, again, dims=3)
+    done = await catalog.change(other, changed, again, dims=3)
+    assert (done.revision, done.profiles) == (2, {})
+
+
+async def test_a_change_whose_answer_is_lost_is_read_back_and_one_that_was_undone_is_told(
+    cluster, other, collection, monkeypatch
+):
+    put_mapping = other.put_mapping
+
+    async def lose(*args, **given):
+        await put_mapping(*args, **given)
+        raise ClusterUnavailable("no answer")
+
+    monkeypatch.setattr(other, "put_mapping", lose)
+    done = await catalog.put_synonyms(other, collection, [SynonymRule(synonyms="a, b")], if_revision=0)
+    assert done.revision == 1
+
+    async def undo(*args, **given):
+        """As by a change of an earlier turn that a node passed on late."""
+        before = (await cluster.get_mapping(done.index))[done.index]["_meta"]
+        await put_mapping(*args, **given)
+        await cluster.put_mapping(done.index, {"_meta": before})
+
+    monkeypatch.setattr(other, "put_mapping", undo)
+    with pytest.raises(ClusterUnavailable, match="another change undid it"):
+        await catalog.put_synonyms(other, collection, [])
+
+
+async def test_what_is_sent_late_in_a_turn_has_less_time_and_nothing_is_sent_too_late():
     now = asyncio.get_running_loop().time()
-    turns.Turn("handbook", now).check()
+    for elapsed in (0.0, 10.0, turns.HELD_S - 2 * turns.LEAST_S - 0.5):
+        call_s = turns.Turn("handbook", now - elapsed).call_s()
+        # Its way into the cluster, and its wait for the master from then on.
+        assert call_s >= turns.LEAST_S
+        assert elapsed + 2 * call_s <= turns.HELD_S
     with pytest.raises(ClusterUnavailable, match="nothing was changed"):
-        turns.Turn("handbook", now - turns.HELD_S - 0.1).check()
+        turns.Turn("handbook", now - turns.HELD_S + 2 * turns.LEAST_S - 0.1).call_s()
+    assert turns.HELD_S < turns.LEFT_AFTER_S < turns.WAIT_S
 
 
-def test_what_a_holder_may_still_have_under_way_is_over_when_others_take_over():
-    assert turns.HELD_S + turns.CALL_S < turns.LEFT_AFTER_S < turns.WAIT_S
+async def test_the_bound_of_a_change_holds_for_its_wait_for_a_connection_too(node_url, collection):
+    narrow = Cluster.connect(urls=[node_url], request_timeout_s=60, connections=1, pool_wait_s=60)
+    try:
+        async with narrow.guard.call(wait_s=1) as call:
+            call.outcome = "ok"
+            with pytest.raises(ClusterUnavailable) as told:
+                await narrow.put_mapping(collection.index, {"_meta": {}}, timeout_s=0.2)
+        assert told.value.retry_after_s
+        assert (await narrow.get_mapping(collection.index))[collection.index]["_meta"]["halflife"]
+    finally:
+        await narrow.close()
