@@ -316,7 +316,7 @@ def _indexer(
         stamper=Stamper(secrets.randbelow(64), lambda: time.time_ns() // 1000),
         now=_now,
         patience=Patience(
-            request_timeout_s=settings.elasticsearch_timeout_s, embedder_stall_s=settings.embedding_stall_s
+            request_timeout_s=settings.elasticsearch_timeout_s, embedder_stall_s=settings.embedder_stall_s
         ),
         chunks=indexing.Chunking(
             max_tokens=settings.chunk_tokens, overlap_tokens=settings.chunk_overlap_tokens

@@ -133,11 +133,12 @@ class Settings(BaseSettings):
     embedding_query_timeout_s: float = Field(
         2.0, gt=0, le=60, description="Longest wait for a query's embedding."
     )
-    embedding_stall_s: float = Field(
-        15.0,
+    embedding_stall_s: float | None = Field(
+        None,
         gt=0,
-        le=600,
-        description="A write gives up with 503 once the embedding server has answered nobody for so long.",
+        le=1200,
+        description="A write gives up with 503 once the embedding server has answered nobody for so long. At least "
+        "`HALFLIFE_EMBEDDING_TIMEOUT_S`; twice that if left out, so that a batch that took too long can still be answered in halves.",
     )
     embedding_cache_size: int = Field(1024, ge=0, le=1_000_000, description="Query vectors kept in memory.")
 
@@ -292,6 +293,11 @@ class Settings(BaseSettings):
             raise ValueError("give HALFLIFE_ELASTICSEARCH_API_KEY or a user with password, not both")
         if bool(self.elasticsearch_username) != bool(self.elasticsearch_password):
             raise ValueError("HALFLIFE_ELASTICSEARCH_USERNAME and …_PASSWORD go together")
+        if self.embedding_stall_s is not None and self.embedding_stall_s < self.embedding_timeout_s:
+            raise ValueError(
+                f"HALFLIFE_EMBEDDING_STALL_S ({self.embedding_stall_s:g}) must be at least HALFLIFE_EMBEDDING_TIMEOUT_S "
+                f"({self.embedding_timeout_s:g}): else a batch that takes longer always fails, with nothing wrong"
+            )
         if self.max_held_bytes is not None and self.max_held_bytes < self.max_body_bytes:
             raise ValueError("HALFLIFE_MAX_HELD_BYTES must be at least HALFLIFE_MAX_BODY_BYTES")
         if self.keys and self.keys_file:
@@ -299,6 +305,11 @@ class Settings(BaseSettings):
         if self.chunk_overlap_tokens * 2 > self.chunk_tokens:
             raise ValueError("HALFLIFE_CHUNK_OVERLAP_TOKENS must be at most half of HALFLIFE_CHUNK_TOKENS")
         return self
+
+    @property
+    def embedder_stall_s(self) -> float:
+        """How long the embedding server may answer nobody before a write gives up."""
+        return 2 * self.embedding_timeout_s if self.embedding_stall_s is None else self.embedding_stall_s
 
     @property
     def keyed(self) -> bool:

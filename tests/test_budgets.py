@@ -241,6 +241,7 @@ def test_a_write_gives_up_an_embedder_that_answers_nobody(relay, embedding, coll
         embedding_model="far-end",
         embedding_dims=DIMS,
         embedding_document_prefix="",
+        embedding_timeout_s=0.5,
         embedding_stall_s=0.5,
     )
     embedding.poison["a text that hangs"] = Reply(hang=True)

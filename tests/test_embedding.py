@@ -10,11 +10,12 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from app.embedding import (
     translate,
 )
 from app.errors import EmbedderRejected, EmbedderUnavailable, InvalidRequest
+from app.settings import Settings
 from tests.fakes import EmbeddingServer, FarEnd, Reply, Seen, openai_error, to_base64, vector_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -508,43 +510,86 @@ async def test_a_deadline_keeps_what_was_embedded_by_then(server):
         assert_embeds(late, ["t3", "x"], failed={0})
 
 
-async def test_a_server_that_answers_nobody_is_given_up_and_a_slow_one_is_not(server):
+@pytest.fixture
+async def forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Puts the event loop's clock forward, so that no test waits for time to pass or hopes that little of it does."""
+    loop = asyncio.get_running_loop()
+    real, ahead = loop.time, 0.0
+
+    def put_forward(seconds: float) -> None:
+        nonlocal ahead
+        ahead += seconds
+
+    monkeypatch.setattr(loop, "time", lambda: real() + ahead)
+    return put_forward
+
+
+async def test_a_server_that_answers_nobody_is_given_up(server, forward):
     server.poison = {"stuck": Reply(hang=True)}
-    async with embedder_of(server, max_batch=1, concurrency=1) as embedder:
-        embedded = await embedder.embed_documents(["well", "stuck", "never sent"], stall_s=0.5)
-        assert_embeds(embedded, ["well", "stuck", "never sent"], failed={1, 2})
-        for error in embedded.errors.values():
-            assert isinstance(error, EmbedderUnavailable)
-            assert "answered nobody for 0.5 s" in error.detail
-            assert error.retry_after_s is not None
-    # Five answers, each well before the stall, all of them together well after it.
-    honest = server.answer
-    server.answer = lambda seen: replace(honest(seen), delay_s=0.5)
-    async with embedder_of(server, max_batch=1, concurrency=1) as embedder:
-        texts = [f"t{n}" for n in range(5)]
-        embedded = await embedder.embed_documents(texts, stall_s=2.0)
+    async with embedder_of(server, max_batch=1, concurrency=1, timeout_s=1000) as embedder:
+        texts = ["well", "stuck", "never sent"]
+        asked = asyncio.create_task(embedder.embed_documents(texts, stall_s=500))
+        await until(lambda: len(server.requests) == 2)
+        forward(500)
+        embedded = await asked
+    assert_embeds(embedded, texts, failed={1, 2})
+    for error in embedded.errors.values():
+        assert isinstance(error, EmbedderUnavailable)
+        assert "answered nobody for 500 s" in error.detail
+        assert error.retry_after_s is not None
+
+
+async def test_a_server_that_is_slow_with_each_is_not_given_up(server, forward):
+    honest, leave = server.answer, threading.Semaphore(0)
+
+    def answer(seen):
+        leave.acquire()
+        return honest(seen)
+
+    def asked_for(count: int) -> bool:
+        return len(server.requests) == count
+
+    server.answer = answer
+    texts = [f"t{n}" for n in range(5)]
+    async with embedder_of(server, max_batch=1, concurrency=1, timeout_s=1000) as embedder:
+        asked = asyncio.create_task(embedder.embed_documents(texts, stall_s=500))
+        for n in range(1, 6):
+            await until(partial(asked_for, n))
+            forward(300)
+            leave.release()
+        embedded = await asked
     assert not embedded.errors
 
 
-async def test_an_answer_to_another_caller_shows_that_the_server_serves(server):
-    release = asyncio.Event()
+async def test_an_answer_to_another_caller_shows_that_the_server_serves(server, forward):
     server.poison = {"stuck": Reply(hang=True)}
-    async with embedder_of(server, max_batch=1, concurrency=4) as embedder:
-
-        async def others() -> None:
-            for number in range(40):
-                await embedder.embed_documents([f"other {number}"])
-                if release.is_set():
-                    return
-                await asyncio.sleep(0.1)
-
-        asking = asyncio.create_task(others())
-        waiting = asyncio.create_task(embedder.embed_documents(["stuck"], stall_s=1.5))
-        await asyncio.sleep(2.5)
-        assert not waiting.done()
-        release.set()
-        await asking
+    async with embedder_of(server, max_batch=1, concurrency=4, timeout_s=5000) as embedder:
+        waiting = asyncio.create_task(embedder.embed_documents(["stuck"], stall_s=500))
+        await until(lambda: len(server.requests) == 1)
+        for number in range(4):
+            forward(300)
+            assert not (await embedder.embed_documents([f"other {number}"])).errors
+            assert not waiting.done()
+        forward(500)
         assert "answered nobody" in (await waiting).errors[0].detail
+
+
+def test_the_patience_with_a_write_is_no_shorter_than_the_time_of_a_request():
+    assert Settings().embedder_stall_s >= Settings().embedding_timeout_s
+    assert Settings(embedding_timeout_s=90, embedding_stall_s=90).embedder_stall_s == 90
+    with pytest.raises(ValueError, match=r"EMBEDDING_STALL_S \(15\).*EMBEDDING_TIMEOUT_S \(30\)"):
+        Settings(embedding_timeout_s=30, embedding_stall_s=15)
+
+
+async def test_the_patience_with_a_write_leaves_time_for_halves_of_what_took_too_long(server, forward):
+    honest = server.answer
+    server.answer = lambda seen: Reply(hang=True) if len(seen.body["input"]) > 1 else honest(seen)
+    patience = Settings(embedding_timeout_s=300)
+    async with embedder_of(server, timeout_s=patience.embedding_timeout_s) as embedder:
+        asked = asyncio.create_task(embedder.embed_documents(["a", "b"], stall_s=patience.embedder_stall_s))
+        await until(lambda: len(server.requests) == 1)
+        forward(300)
+        assert_embeds(await asked, ["a", "b"])
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,6 @@ def service(node_url: str, embedder: tuple[str, str]) -> Iterator[Running]:
         embedding_base_url=embedder[0],
         embedding_timeout_s=300,
         embedding_query_timeout_s=60,
-        embedding_stall_s=120,
     )
     with serving(settings) as running:
         yield running
