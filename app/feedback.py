@@ -35,11 +35,19 @@ MOST_PER_VOTER: Final = 2_000
 MOST_READ: Final = 100_000
 MOST_COLLECTIONS: Final = 64
 TABLES_KEPT: Final = 16
+"""Tables of a collection's ratings, as of an instant each. Those by one key's votes count by the votes in them."""
+MOST_TABLES: Final = 256
+MOST_MAKING: Final = 4
+"""Tables of a collection that are made or wait for it. Who wants a further one is ranked without votes, or by older
+ones: else searches as of ever other instants would queue for the whole service's time."""
+THREADS: Final = 2
+"""Collections for which a table is made at once: 20,000 votes take a tenth of a second of the interpreter and more."""
 EPOCH_MS: Final = 60_000
 """Ratings are as of a whole minute, so that the processes of a service and the pages of a search agree on them."""
 SETTLED_MS: Final = 5_000
 """A vote may be searched for after that long; ratings are as of a minute that is as far back."""
-FIRST_WAIT_S: Final = 0.5
+LONGEST_WAIT_S: Final = 0.5
+"""Longest wait of a search for its ratings, in all."""
 PAGE: Final = 1_000
 SWEEP_EVERY_S: Final = 6 * 3600.0
 ANYONE: Final = "anyone"
@@ -61,10 +69,36 @@ class _Known:
 
     votes: dict[str, Vote] = field(default_factory=dict)
     read_until_ms: int = -1
-    tables: OrderedDict[tuple[int, str | None], Ratings] = field(default_factory=OrderedDict)
+    tables: OrderedDict[tuple[int, str | None], tuple[Ratings, int]] = field(default_factory=OrderedDict)
+    """As of when, by which key -> the ratings, and of how many votes they are."""
     making: dict[tuple[int, str | None], asyncio.Task[Ratings]] = field(default_factory=dict)
     reading: asyncio.Task[None] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    one_table: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def table(self, as_of_ms: int, only_key: str | None) -> Ratings | None:
+        """Return the ratings as of an instant where they are kept."""
+        kept = self.tables.get((as_of_ms, only_key))
+        if kept is None:
+            return None
+        self.tables.move_to_end((as_of_ms, only_key))
+        return kept[0]
+
+    def latest(self, only_key: str | None) -> Ratings | None:
+        """Return the newest ratings by a key's votes that are kept."""
+        of_key = [ratings for (_, key), (ratings, _) in self.tables.items() if key == only_key]
+        return max(of_key, key=lambda ratings: ratings.as_of_ms, default=None)
+
+    def keep(self, which: tuple[int, str | None], made: Ratings, votes: int) -> None:
+        """Keep ratings; the ones unused for longest go where they are too many, or of too many votes together."""
+        self.tables[which] = (made, votes)
+        everybodys = [each for each in self.tables if each[1] is None]
+        for each in everybodys[: max(0, len(everybodys) - TABLES_KEPT)]:
+            del self.tables[each]
+        held = sum(votes for _, votes in self.tables.values())
+        while len(self.tables) > MOST_TABLES or (held > TABLES_KEPT * MOST_VOTES and len(self.tables) > 1):
+            _, (_, votes) = self.tables.popitem(last=False)
+            held -= votes
 
 
 class Votes:
@@ -88,7 +122,7 @@ class Votes:
         self._keep_days = keep_days
         self._known: OrderedDict[tuple[str, str | None], _Known] = OrderedDict()
         self._rating = rating
-        self._one_table = asyncio.Lock()
+        self._threads = asyncio.Semaphore(THREADS)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._made: set[str] = set()
 
@@ -220,14 +254,20 @@ class Votes:
     ) -> Ratings | None:
         """Return the ratings under a query as of an instant (None: about now); None while they can't be had.
 
-        `only_key`: by the votes of that key alone. Waits for the cluster only where nothing was read yet, and then for half a second at most. Never raises.
+        The instant is taken down to a whole minute. `only_key`: by the votes of that key alone. Waits for
+        `LONGEST_WAIT_S` at most, and where any instant will do, takes older ratings rather than none. Never raises.
         """
-        known = await self._ratings(collection, as_of, only_key)
-        return None if known is None else known.under(query_hash(query, self._secret))
+        known = self._known_of(collection)
+        try:
+            async with asyncio.timeout(LONGEST_WAIT_S):
+                found = await self._ratings(collection, known, as_of, only_key)
+        except TimeoutError:
+            found = None
+        if found is None and as_of is None:
+            found = known.latest(only_key)
+        return None if found is None else found.under(query_hash(query, self._secret))
 
-    async def _ratings(
-        self, collection: Collection, as_of: datetime | None, only_key: str | None
-    ) -> Ratings | None:
+    def _known_of(self, collection: Collection) -> _Known:
         # One that is made again under its name begins without votes.
         which = (collection.name, collection.uid)
         known = self._known.get(which)
@@ -236,47 +276,48 @@ class Votes:
             while len(self._known) > MOST_COLLECTIONS:
                 self._known.popitem(last=False)
         self._known.move_to_end(which)
-        settled_ms = (to_ms(self._now()) - SETTLED_MS) // EPOCH_MS * EPOCH_MS
-        wanted_ms = settled_ms if as_of is None else min(to_ms(as_of), settled_ms)
-        if (wanted_ms, only_key) in known.tables:
-            known.tables.move_to_end((wanted_ms, only_key))
-            return known.tables[wanted_ms, only_key]
+        return known
+
+    async def _ratings(
+        self, collection: Collection, known: _Known, as_of: datetime | None, only_key: str | None
+    ) -> Ratings | None:
+        settled_ms = _whole_minute(to_ms(self._now()) - SETTLED_MS)
+        wanted_ms = settled_ms if as_of is None else min(_whole_minute(to_ms(as_of)), settled_ms)
+        if (made := known.table(wanted_ms, only_key)) is not None:
+            return made
         if known.read_until_ms < wanted_ms:
             if known.reading is None or known.reading.done():
                 known.reading = self._spawn(self._read(collection, known, until_ms=settled_ms))
             if as_of is None and known.read_until_ms >= 0:
                 # What the minute before gave, rather than a wait.
                 return await self._table(known, known.read_until_ms, only_key)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_WAIT_S):
-                    await asyncio.shield(known.reading)
+            await asyncio.shield(known.reading)
             if known.read_until_ms < wanted_ms:
                 return None
         return await self._table(known, wanted_ms, only_key)
 
-    async def _table(self, known: _Known, as_of_ms: int, only_key: str | None) -> Ratings:
-        """Return the ratings as of an instant, made once for all who want them.
+    async def _table(self, known: _Known, as_of_ms: int, only_key: str | None) -> Ratings | None:
+        """Return the ratings as of an instant, made once for all who want them; None where too many others are wanted.
 
-        A search that leaves does not take them away from the others.
+        A search that leaves does not take them away from the others, nor from those that come after it.
         """
         which = (as_of_ms, only_key)
-        made = known.tables.get(which)
-        if made is not None:
+        if (made := known.table(as_of_ms, only_key)) is not None:
             return made
         if which not in known.making:
+            if len(known.making) >= MOST_MAKING:
+                return None
             known.making[which] = self._spawn(self._make(known, which))
         return await asyncio.shield(known.making[which])
 
     async def _make(self, known: _Known, which: tuple[int, str | None]) -> Ratings:
-        """Make a table in a thread, one at a time: 20,000 votes take a tenth of a second of the interpreter and more."""
+        """Make a table in a thread, one of a collection at a time."""
         as_of_ms, only_key = which
         try:
-            async with self._one_table:
+            async with known.one_table, self._threads:
                 votes = [vote for vote in known.votes.values() if only_key is None or vote.key == only_key]
                 made = await asyncio.to_thread(self._rating, votes, as_of_ms=as_of_ms)
-            known.tables[which] = made
-            while len(known.tables) > TABLES_KEPT:
-                known.tables.popitem(last=False)
+            known.keep(which, made, len(votes))
             return made
         finally:
             del known.making[which]
@@ -311,6 +352,10 @@ class Votes:
             except Exception:
                 log.exception("old votes are not deleted")
             await asyncio.sleep(SWEEP_EVERY_S)
+
+
+def _whole_minute(ms: int) -> int:
+    return ms // EPOCH_MS * EPOCH_MS
 
 
 def _item(raw: Any, ranks: Mapping[str, int], taken: set[str]) -> FeedbackItem | ItemResult:

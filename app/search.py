@@ -154,11 +154,12 @@ async def search(
             field="queries",
             remedy="send fewer queries at once, or fewer routes, or a smaller `top_k`",
         )
-    for run in runs:
-        if isinstance(run, Run):
-            run.plan = await with_votes(run.plan, doors=doors, caller=caller)
-            if run.plan.feedback is not None and run.plan.ratings is None:
-                run.warnings.append(NO_VOTES)
+    planned = [run for run in runs if isinstance(run, Run)]
+    voted = await asyncio.gather(*(with_votes(run.plan, doors=doors, caller=caller) for run in planned))
+    for run, plan in zip(planned, voted, strict=True):
+        run.plan = plan
+        if run.plan.feedback is not None and run.plan.ratings is None:
+            run.warnings.append(NO_VOTES)
     return await _answer(runs, doors=doors, caller=caller, started=started, now_ms=now_ms)
 
 

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import math
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +15,7 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from app import catalog, names, searchlog
+from app import catalog, feedback, names, searchlog
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable
 from app.feedback import Votes, counted_from, judgements
@@ -23,6 +24,7 @@ from app.models import Collection, Search
 from app.ratings import Ratings, rate
 from app.searchlog import Asked, SearchLog, entry, index_of, marked, query_hash
 from app.settings import Settings
+from app.times import to_ms
 from scripts.judged import read_set
 from scripts.judgements import write
 from tests.fakes import EmbeddingServer
@@ -485,38 +487,142 @@ async def test_a_collection_made_again_begins_without_votes(client, collection, 
     assert [each async for each in judgements(cluster, before)]
 
 
-async def test_one_table_of_ratings_is_made_at_a_time(client, cluster, collection):
-    under_way, most, made = 0, 0, 0
+class Tables:
+    """Makes ratings in threads that wait for leave, and notes what was made."""
 
-    def rating(votes: Any, *, as_of_ms: int) -> Ratings:
-        nonlocal under_way, most, made
-        under_way += 1
-        most, made = max(most, under_way), made + 1
-        time.sleep(0.05)
-        under_way -= 1
+    def __init__(self) -> None:
+        self.leave = threading.Event()
+        self.begun: list[int] = []
+        self.most = 0
+        self._under_way = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, votes: Any, *, as_of_ms: int) -> Ratings:
+        with self._lock:
+            self.begun.append(as_of_ms)
+            self._under_way += 1
+            self.most = max(self.most, self._under_way)
+        assert self.leave.wait(60)
+        with self._lock:
+            self._under_way -= 1
         return rate(votes, as_of_ms=as_of_ms)
 
-    votes = Votes(
-        cluster, a_log(cluster), secret=SECRET, now=lambda: datetime.now(UTC), keep_days=31, rating=rating
-    )
+    def votes(self, cluster: Cluster) -> Votes:
+        return Votes(
+            cluster, a_log(cluster), secret=SECRET, now=lambda: datetime.now(UTC), keep_days=31, rating=self
+        )
+
+
+async def eventually(holds: Callable[[], object]) -> None:
+    for _ in range(6000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to be")
+
+
+AS_OF = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def test_tables_of_ratings_are_made_once_and_one_of_a_collection_at_a_time(client, cluster, collection):
+    tables = Tables()
+    tables.leave.set()
+    votes = tables.votes(cluster)
     known = (await catalog.get(cluster, collection)).collection
     others = [known.model_copy(update={"name": f"{collection}_{n}"}) for n in range(3)]
-    as_of = datetime(2026, 1, 1, tzinfo=UTC)
     try:
-        await asyncio.gather(
-            *(votes.ratings(each, "x", None) for each in (known, *others)),
-            *(votes.ratings(known, "x", as_of, key) for key in ("a", "b", "a", "b")),
-        )
-        for _ in range(100):
-            if made >= 4 and not under_way:
-                break
-            await asyncio.sleep(0.1)
-        tables = [await votes.ratings(known, "x", as_of, key) for key in ("a", "b", "a")]
+        for each in (known, *others):
+            await eventually_rated(votes, each, None)
+        tables.leave.clear()
+        asked = [asyncio.create_task(votes.ratings(known, "x", AS_OF, key)) for key in ("a", "b", "a", "b")]
+        await eventually(lambda: len(tables.begun) == 5)
+        # None of them waits for that: each is answered, without votes.
+        assert await asyncio.gather(*asked) == [None] * 4
+        assert len(tables.begun) == 5
+        tables.most = 0
+        tables.leave.set()
+        for key in ("a", "b"):
+            await eventually_rated(votes, known, AS_OF, key)
+    finally:
+        tables.leave.set()
+        await votes.close()
+    assert tables.most <= 1
+    assert len(tables.begun) == 6  # four collections as of now, and two keys
+
+
+async def eventually_rated(
+    votes: Votes, collection: Collection, as_of: datetime | None, key: str | None = None
+) -> Ratings:
+    """Ask until the ratings are there: a busy machine may take longer than a search waits."""
+    for _ in range(600):
+        found = await votes.ratings(collection, "x", as_of, key)
+        if found is not None:
+            return found
+        await asyncio.sleep(0.1)
+    raise AssertionError("the ratings did not come")
+
+
+async def test_one_collections_tables_hold_up_neither_searches_nor_other_collections(
+    client, cluster, collection
+):
+    tables = Tables()
+    tables.leave.set()
+    votes = tables.votes(cluster)
+    known = (await catalog.get(cluster, collection)).collection
+    other = known.model_copy(update={"name": f"{collection}_other"})
+    try:
+        for each in (known, other):
+            await eventually_rated(votes, each, None)
+        tables.leave.clear()
+        instants = [AS_OF + timedelta(minutes=n) for n in range(20)]
+        assert await asyncio.gather(*(votes.ratings(known, "x", each) for each in instants)) == [None] * 20
+        # No more are made than may wait, of one collection one at a time; the other has a thread of its own.
+        assert len(tables.begun) == 3
+        assert len(votes._known_of(known).making) == feedback.MOST_MAKING
+        assert await votes.ratings(other, "x", AS_OF) is None
+        await eventually(lambda: len(tables.begun) == 4)
+        # As of about now, older ratings are better than none.
+        assert await votes.ratings(known, "x", None) is not None
+        tables.leave.set()
+        for each in (known, other):
+            await eventually_rated(votes, each, AS_OF)
+        # What nobody waited for any more was made all the same, and is there for who asks again.
+        await eventually(lambda: not votes._known_of(known).making)
+    finally:
+        tables.leave.set()
+        await votes.close()
+    assert len(tables.begun) == 3 + feedback.MOST_MAKING
+    assert tables.most == 2
+
+
+async def test_instants_within_a_minute_share_a_table(client, cluster, collection):
+    tables = Tables()
+    tables.leave.set()
+    votes = tables.votes(cluster)
+    known = (await catalog.get(cluster, collection)).collection
+    try:
+        found = [
+            await eventually_rated(votes, known, AS_OF + timedelta(milliseconds=7_003 * n)) for n in range(8)
+        ]
     finally:
         await votes.close()
-    assert all(tables)
-    assert most == 1
-    assert made == 6  # four collections as of now, and two keys
+    assert {ratings.as_of_ms for ratings in found} == {to_ms(AS_OF)}
+    assert tables.begun.count(to_ms(AS_OF)) == 1
+
+
+def test_more_keys_than_tables_are_kept_each_keep_theirs():
+    known = feedback._Known()
+    for n in range(3 * feedback.TABLES_KEPT):
+        known.keep((60_000, f"key {n}"), rate([], as_of_ms=60_000), votes=100)
+    assert len(known.tables) == 3 * feedback.TABLES_KEPT
+    for n in range(3 * feedback.TABLES_KEPT):
+        known.keep((n, None), rate([], as_of_ms=n), votes=feedback.MOST_VOTES // 2)
+    assert sum(key is None for _, key in known.tables) == feedback.TABLES_KEPT
+    assert len(known.tables) == 4 * feedback.TABLES_KEPT
+    assert known.latest(None) is known.table(3 * feedback.TABLES_KEPT - 1, None)
+    for n in range(40):
+        known.keep((n, "heavy"), rate([], as_of_ms=n), votes=feedback.MOST_VOTES)
+    assert sum(votes for _, votes in known.tables.values()) <= feedback.TABLES_KEPT * feedback.MOST_VOTES
 
 
 async def test_a_profile_turns_it_on_and_a_request_off(client, collection, cluster):
