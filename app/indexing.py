@@ -117,6 +117,8 @@ class Indexer:
         """
         writer, report = self._writer(collection), Report(len(items))
         slices = [part for wave in in_waves(items) for part in in_slices(items, wave)]
+        if refresh == "wait_for" and len(slices) == 1 and not await writer.refreshes_soon():
+            refresh = "true"
         for wave in in_waves(items):
             parts = list(in_slices(items, wave))
             gate = asyncio.Semaphore(PARALLEL_SLICES)

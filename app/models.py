@@ -1226,7 +1226,11 @@ class Upsert(Value):
     documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_ITEMS)] = Field(
         json_schema_extra={"items": {"$ref": "#/components/schemas/Document"}},
     )
-    refresh: Refresh = Field("false", description="wait_for: answer when searches see it; true: refresh now.")
+    refresh: Refresh = Field(
+        "false",
+        description="wait_for: answer when searches see it (where no refresh is due within 5 s, by one at once); "
+        "true: refresh now.",
+    )
 
 
 class RowNames(Value):

@@ -14,7 +14,9 @@ the write alias in one step.
 
 import asyncio
 import json
+import math
 import random
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,9 +34,17 @@ BULK_BYTES: Final = 8 * 2**20
 BULK_ITEMS: Final = 500
 READ_ITEMS: Final = 500
 READ_ITEMS_WITH_VECTORS: Final = 32
+REFRESH_WAIT_S: Final = 5.0
+"""Longest wait for a refresh that an index makes by itself; half the wait for one request to the cluster."""
 
 RefreshWhen = Literal["false", "true", "wait_for"]
 T = TypeVar("T")
+
+
+def _interval_s(text: str) -> float:
+    """Return a refresh interval in seconds: infinite where an index never refreshes, or in a form not known here."""
+    found = re.fullmatch(r"(\d+)(ms|s|m)", text)
+    return math.inf if found is None else int(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0}[found[2]]
 
 
 class Stamper:
@@ -211,6 +221,14 @@ class Writer:
                         write.settled = True
                     return
                 pauses += 1
+
+    async def refreshes_soon(self) -> bool:
+        """Tell whether what is written becomes visible by itself within `REFRESH_WAIT_S`."""
+        found = await self._persist(partial(self._cluster.get_settings, self._read_alias))
+        return all(
+            _interval_s(settings.get("index.refresh_interval", "1s")) <= REFRESH_WAIT_S
+            for settings in found.values()
+        )
 
     async def refresh(self) -> None:
         """Make everything written so far visible to searches."""

@@ -624,6 +624,16 @@ async def test_refresh(world: World) -> None:
     assert await world.ids() == ["v3"]
 
 
+@pytest.mark.parametrize("interval", ["-1", "60s"])
+async def test_who_waits_for_a_refresh_that_is_not_due_soon_gets_one_at_once(
+    world: World, interval: str
+) -> None:
+    await world.cluster.put_settings(world.collection.index, {"index": {"refresh_interval": interval}})
+    result = await world.upsert({"id": "v1", "text": "t"}, refresh="wait_for")
+    assert statuses(result) == ["created"]
+    assert await world.ids() == ["v1"]
+
+
 # --- dates: BC-29, BC-30 ---------------------------------------------------------------------------------------------
 
 
