@@ -13,6 +13,7 @@ from typing import Any, Final
 from app import fields
 from app.models import Wording
 from app.times import DAY_MS, format_instant, from_ms, within_calendar
+from app.vocabulary import FUNCTION_WORDS
 
 BASE_NAME: Final = "base"
 """Name of a route's undecayed query: Elasticsearch returns its score beside the decayed one."""
@@ -32,15 +33,6 @@ cosine lost the document."""
 
 _WORD = re.compile(r"\S+")
 _PUNCTUATION: Final = "?!.,;:\"'()"
-
-_FUNCTION_WORDS: Final = (
-    "a an the and or but nor of at by for from in into on onto to with about as than is are was were be been am "
-    "do does did has have had can could must shall should would i I you he she we they me him her them my your his "
-    "its our their this that these those there here what which who whom whose when where why how if then not no"
-)
-FUNCTION_WORDS: Final = frozenset(_FUNCTION_WORDS.split())
-"""English words that say nothing of a subject, as they are written inside a sentence: "IT" and "The Who" are none. Left out
-are those that are also something else in small letters: it, us, may, might, will."""
 
 # Chosen over 15 judged sets (docs/relevance.md, "The text query"): against a title boost of 2, a stem boost of 0.6 and no
 # phrase, nDCG@10 rose on 11 of them (identifiers .50 to .85, abstracts +.015, Chinese +.004 to +.009), the most lost is .013.

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from app import fields
 from app.models import Suggestion
+from app.vocabulary import AMBIGUOUS, FUNCTION_WORDS, FURTHER
 
 MAX_WORDS: Final = 16
 """Words of one query that are looked up, the first ones."""
@@ -25,24 +26,10 @@ SUGGESTED: Final = (fields.TEXT, fields.TITLE)
 """Fields whose terms are words as written; stems are no words to suggest."""
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
-_FUNCTION_WORDS: Final = _words(
-    "about above after again against also although always among another anybody anyone anything because"
-    " been before being below beside between both cannot could couldn't does doesn't doing don't down"
-    " during each either ever every everyone everything from further hadn't have haven't having here hers"
-    " herself himself into isn't itself just many might mine more most much must myself neither never none"
-    " nothing once only other ours ourselves over same shall should shouldn't since some somebody someone"
-    " something still such than that their theirs them themselves then there these they this those though"
-    " through thus toward towards under unless until upon very want wants wasn't were weren't what"
-    " whatever when whenever where whether which while whom whose will with within without won't would"
-    " wouldn't your yours yourself yourselves"
-)
-"""English words of four letters and more that hold a question together: documents that lack them say nothing of their
-spelling, and a collection that has "dogs" does not make one of "does"."""
+_WELL_SPELLED: Final = FUNCTION_WORDS | AMBIGUOUS | FURTHER
+"""Words that hold a question together: documents that lack them say nothing of their spelling, and a collection that has
+"dogs" does not make one of "does"."""
 # Greek, Cyrillic, Latin and their like: scripts that the suggester's edits make sense in.
 _SPELLED = re.compile(r"[a-z\u00c0-\u024f\u0370-\u052f']+", re.IGNORECASE)
 
@@ -70,7 +57,7 @@ def words_of(text: str) -> list[re.Match[str]]:
 
 
 def _holds_together(word: str) -> bool:
-    return word.casefold().replace("\u2019", "'") in _FUNCTION_WORDS
+    return word.casefold().replace("\u2019", "'") in _WELL_SPELLED
 
 
 def suggest_body(words: Sequence[re.Match[str]]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from app.vocabulary import FUNCTION_WORDS, words
+
 ALIKE_TITLES: Final = 0.45
 """Weighed Jaccard likeness of the titles of two documents that hold hardly more than a title: one thing in two editions.
 .4 to .5 differ by .003 of nDCG on rfc_en; from .35 on, standards of one family are taken for each other."""
@@ -228,16 +230,10 @@ class _Compared:
 # --- words ---------------------------------------------------------------------------------------------------------------
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _WORD: Final = re.compile(r"[^\W_\u3040-\u30ff\u3400-\u9fff]+(?:\.\d+)*|[\u3040-\u30ff\u3400-\u9fff]+")
 _CJK: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
-_FUNCTION_WORDS: Final = _words(
-    "the a an of for and or in on to with by is are was were be been what which how who whom when where why does do did it"
-    " its at as from that this these those i my me we our you your can could should would may there any some than then"
-    " latest newest current currently recent recently now today"
+_TELLS_NOTHING: Final = FUNCTION_WORDS | words(
+    "it may some any latest newest current currently recent recently now today"
     # What an apostrophe leaves behind.
     " s ll ve"
 )
@@ -246,11 +242,11 @@ _ASKS: Final = re.compile(
 )
 """Parts of Chinese and Japanese questions that ask, and say nothing of what for."""
 _PARTICLES: Final = re.compile(r"[的了是在和与與はがをにの]")
-_MONTHS: Final = _words(
+_MONTHS: Final = words(
     "january february march april may june july august september october november december jan feb mar apr jun jul aug"
     " sep sept oct nov dec"
 )
-_EDITION: Final = _words("rc beta alpha ga v q version release draft revised 年 月 日 号 版 第 期")
+_EDITION: Final = words("rc beta alpha ga v q version release draft revised 年 月 日 号 版 第 期")
 _NUMBERED: Final = re.compile(r"\d[\w.]*(?:-(?:rc|beta|alpha|ga)[\w.]*)?")
 _LETTERS: Final = re.compile(r"[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|[\u3040-\u30ff\u3400-\u9fff]+")
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)*")
@@ -267,7 +263,7 @@ def _terms(folded: str) -> list[str]:
         if _CJK.match(word):
             pairs = [word] if len(word) == 1 else [word[at : at + 2] for at in range(len(word) - 1)]
             terms.update(dict.fromkeys(pairs))
-        elif word not in _FUNCTION_WORDS:
+        elif word not in _TELLS_NOTHING:
             terms[word[:-1] if len(word) > 3 and word.endswith("s") else word] = None
     return list(terms)
 
@@ -291,5 +287,5 @@ def _series(title: str) -> frozenset[str]:
     """Return a title's words without what changes from one edition to the next: numbers, versions, dates."""
     bare = _NUMBERED.sub(" ", _fold(title))
     words = [word for word in _LETTERS.findall(bare) if word not in _MONTHS and word not in _EDITION]
-    telling = frozenset(word for word in words if word not in _FUNCTION_WORDS)
+    telling = frozenset(word for word in words if word not in _TELLS_NOTHING)
     return telling if len(telling) >= FEW_WORDS else frozenset(words)

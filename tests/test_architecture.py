@@ -173,6 +173,7 @@ ROOMS = (
             "fields": "the names of the indexed fields, each written once",
             "names": "the names of indices, aliases and ids, and what they may consist of",
             "times": "instants and durations, parsed and printed; no clock",
+            "vocabulary": "English words that hold a sentence together, each written once",
         },
         pure=True,
     ),
