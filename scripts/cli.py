@@ -20,7 +20,7 @@ from scripts import collecting, judgements, keying, kibana, quality, reindexing,
 from scripts.client import ApiError, ApiUnreachable, Client, as_commands, find_url
 from scripts.distribution import LocalStackError
 from scripts.options import CollectionOption, DataOption, JsonOption, KeyOption, UrlOption
-from scripts.stack import Options, State, data_folder
+from scripts.stack import NothingRuns, Options, State, data_folder
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -450,7 +450,7 @@ def load(
     if passed and not as_json:
         say(f"{len(passed)} other files in the folders are passed over: {_some(passed)}")
     with ExitStack() as held:
-        client = held.enter_context(Client(find_url(url, data_folder(data)), key=key))
+        client = held.enter_context(Client(find_url(url, data), key=key))
         # Nobody there: told at once. Once there, it may go away for a while.
         client.check()
         sink = held.enter_context(failures.open("w", encoding="utf-8")) if failures else None
@@ -645,7 +645,7 @@ def search(
         request["suggest"] = True
     if rewrite:
         request.setdefault("rewrite", {"keywords": True, "expansion": True, "queries": 2})
-    with Client(find_url(url, data_folder(data)), key=key) as client:
+    with Client(find_url(url, data), key=key) as client:
         answer = client.search(request)
     if as_json:
         typer.echo(json.dumps(answer, ensure_ascii=False))
@@ -705,7 +705,7 @@ def why(
         only=only,
         body=body,
     )
-    with Client(find_url(url, data_folder(data)), key=key) as client:
+    with Client(find_url(url, data), key=key) as client:
         answer = client.why({**request, "id": document})
     if as_json:
         typer.echo(json.dumps(answer, ensure_ascii=False))
@@ -867,6 +867,8 @@ def guarded(run: Callable[[], int | None]) -> int:
         return _tell(error.detail, error.remedy, FAILED)
     except CommandFailed as error:
         return _tell(str(error), error.remedy, error.code)
+    except NothingRuns as error:
+        return _tell(str(error), None, UNREACHABLE)
     except LocalStackError as error:
         return _tell(str(error), None, FAILED)
     except HalflifeError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
-from scripts.stack import DEFAULT_PORT, running
+from scripts.stack import DEFAULT_PORT, asked_for
 
 if TYPE_CHECKING:
     # Imported where it is used: commands that only look at processes would wait for it in vain.
@@ -86,11 +86,13 @@ def as_commands(told: str) -> str:
     return told
 
 
-def find_url(chosen: str | None, data: Path) -> str:
-    """Return the API's address: the one given, else `$HALFLIFE_URL`, else the running local stack's, else port 8080."""
-    if url := chosen or os.environ.get(URL_VARIABLE):
+def find_url(chosen: str | None, data: Path | None) -> str:
+    """Return the API's address: the one given, else that of the stack on the folder given, else `$HALFLIFE_URL`, else the
+    running local stack's, else port 8080. Raises NothingRuns for a folder given without an address and without a stack.
+    """
+    if url := chosen or (None if data else os.environ.get(URL_VARIABLE)):
         return url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
-    state = running(data)
+    state = asked_for(data)
     return (state.api if state else None) or f"http://127.0.0.1:{DEFAULT_PORT}"
 
 

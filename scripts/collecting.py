@@ -12,7 +12,6 @@ import typer
 
 from scripts.client import ApiError, Client, find_url
 from scripts.options import CollectionArgument, DataOption, JsonOption, KeyOption, UrlOption
-from scripts.stack import data_folder
 
 Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
 Json = dict[str, Any]
@@ -77,7 +76,7 @@ def show_all(
     Example:
       halflife collections list --json
     """
-    with Client(find_url(url, data_folder(data)), key=key) as client:
+    with Client(find_url(url, data), key=key) as client:
         found = client.collections()
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
@@ -110,7 +109,7 @@ def show(
     Example:
       halflife collections show handbook
     """
-    with Client(find_url(url, data_folder(data)), key=key) as client:
+    with Client(find_url(url, data), key=key) as client:
         found = client.collection(name)
     typer.echo(json.dumps(found, ensure_ascii=False) if as_json else "\n".join(described(found)))
     return 0
@@ -155,7 +154,7 @@ def create(
     options = _options(body, declare, replicas, refresh_interval)
     more = {"model": model, "dims": dims, "similarity": similarity, "shards": shards}
     options |= {key: value for key, value in more.items() if value is not None}
-    with Client(find_url(url, data_folder(data)), key=key) as client:
+    with Client(find_url(url, data), key=key) as client:
         made = client.put_collection(name, options)
     typer.echo(
         json.dumps(made, ensure_ascii=False) if as_json else f"The collection '{made['name']}' is there."
@@ -190,7 +189,7 @@ def update(
     options = _options(body, declare, replicas, refresh_interval)
     if not options:
         raise typer.BadParameter("name an option to change, such as --replicas 1")
-    with Client(find_url(url, data_folder(data)), key=key) as client:
+    with Client(find_url(url, data), key=key) as client:
         found = client.collection(name)
         if declare:
             options["declared"] = {**found["declared"], **options["declared"]}
@@ -213,7 +212,7 @@ def delete(
       halflife collections delete handbook
       halflife collections delete handbook --yes
     """
-    with Client(find_url(url, data_folder(data)), key=key) as client:
+    with Client(find_url(url, data), key=key) as client:
         found = client.collection(name)
         if not yes:
             if not sys.stdin.isatty():

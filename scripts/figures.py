@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from scripts import evaluating, judged, readme
 from scripts.client import Client, find_url
-from scripts.stack import data_folder
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCUMENT: Final = ROOT / "docs" / "relevance.md"
@@ -147,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in sorted(chosen.kept.glob("*.json")):
         if (fault := mismatch(path, queries=chosen.queries)) is not None:
             parser.error(fault)
-    with Client(find_url(chosen.url, data_folder(None))) as client:
+    with Client(find_url(chosen.url, None)) as client:
         for folder in sorted(path for path in chosen.sets.iterdir() if path.is_dir()):
             kept = chosen.kept / f"{folder.name}.json"
             if kept.is_file() or (chosen.only and folder.name not in chosen.only):

@@ -10,7 +10,6 @@ import typer
 
 from scripts import reindexing
 from scripts.options import CollectionArgument, DataOption, JsonOption
-from scripts.stack import data_folder
 
 if TYPE_CHECKING:
     from app.feedback import JudgedQuery
@@ -51,7 +50,7 @@ def judgements(
 
     Exit codes: 0 written; 1 no question of this collection has judgements, or the cluster does not answer.
     """
-    settings, _ = reindexing.read_settings(data_folder(data))
+    settings, _ = reindexing.read_settings(data)
     found = asyncio.run(_read(settings, collection))
     questions, judged = len(found), write(found, folder)
     if as_json:

@@ -7,12 +7,26 @@ import typer
 
 from scripts.stack import DEFAULT_DATA
 
+
+def named_collection(name: str | None) -> str | None:
+    """Return the name if a collection can have it: told before anything else is done, as wrong usage."""
+    if name is not None:
+        from app.models import check_collection
+
+        try:
+            check_collection(name)
+        except ValueError as cause:
+            raise typer.BadParameter(str(cause)) from cause
+    return name
+
+
 DataOption = Annotated[
     Path | None,
     typer.Option(
         "--data",
         metavar="DIR",
-        help=f"The stack's folder: indices, logs, ports, state. Default: $HALFLIFE_DATA, else ./{DEFAULT_DATA}.",
+        help=f"The stack's folder: indices, logs, ports, state. "
+        f"Default: $HALFLIFE_DATA, else ./{DEFAULT_DATA}.",
         show_default=False,
     ),
 ]
@@ -21,7 +35,8 @@ UrlOption = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="The API's address. Default: $HALFLIFE_URL, else the local stack's, else http://127.0.0.1:8080.",
+        help="The API's address. Default: the stack's on --data, else $HALFLIFE_URL, "
+        "else the local stack's, else http://127.0.0.1:8080.",
         show_default=False,
     ),
 ]
@@ -36,10 +51,20 @@ KeyOption = Annotated[
 ]
 CollectionOption = Annotated[
     str,
-    typer.Option("--collection", "-c", metavar="NAME", envvar="HALFLIFE_COLLECTION", help="The collection."),
+    typer.Option(
+        "--collection",
+        "-c",
+        metavar="NAME",
+        envvar="HALFLIFE_COLLECTION",
+        help="The collection.",
+        callback=named_collection,
+    ),
 ]
 CollectionArgument = Annotated[
-    str, typer.Argument(metavar="COLLECTION", help="The collection.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="COLLECTION", help="The collection.", show_default=False, callback=named_collection
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]

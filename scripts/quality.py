@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scripts.client import ApiError, Client, find_url
-from scripts.options import DataOption, JsonOption, KeyOption, UrlOption
-from scripts.stack import data_folder
+from scripts.options import DataOption, JsonOption, KeyOption, UrlOption, named_collection
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,6 +54,7 @@ def evaluate(
         typer.Option(
             "--collection",
             "-c",
+            callback=named_collection,
             metavar="NAME",
             show_default=False,
             help="A collection that holds the documents, or shall. Default: one of the set's own.",
@@ -157,7 +157,7 @@ def evaluate(
     try:
         profiles = _profiles(profile or ["default"], compare=compare, decay=chosen)
         judged_set = read_set(folder, qrels=qrels).sample(queries, seed=seed)
-        with Client(find_url(url, data_folder(data)), key=key) as client:
+        with Client(find_url(url, data), key=key) as client:
             name = collection or evaluating.collection_name(judged_set)
             with _loading(judged_set, hidden=as_json) as progress:
                 tally = evaluating.ensure_loaded(

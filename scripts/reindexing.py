@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 import typer
 
 from scripts import stack
-from scripts.options import CollectionArgument, DataOption, JsonOption, YesOption
+from scripts.options import CollectionArgument, DataOption, JsonOption, YesOption, named_collection
 
 if TYPE_CHECKING:
     from app import transfer
@@ -199,7 +199,7 @@ def reindex(
         raise typer.BadParameter("goes with what is to change, and --rate", param_hint="--limit")
     if len(chosen) > 1 or (chosen and asked.given):
         raise typer.BadParameter("one thing at a time", param_hint=", ".join(chosen))
-    settings, whose = read_settings(stack.data_folder(data))
+    settings, whose = read_settings(data)
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
 
     async def work() -> int:
@@ -470,7 +470,7 @@ def export(
 
     if file.exists() and not force:
         raise InvalidRequest(f"{file} is there already", remedy="choose another name, or add --force")
-    settings, whose = read_settings(stack.data_folder(data))
+    settings, whose = read_settings(data)
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
 
     async def work() -> int:
@@ -552,6 +552,7 @@ def import_(
         typer.Option(
             "--collection",
             "-c",
+            callback=named_collection,
             metavar="NAME",
             help="Default: the one it was exported from.",
             show_default=False,
@@ -579,7 +580,7 @@ def import_(
 
     Exit codes: 0 all there; 1 some failed, or the file is damaged; 3 Elasticsearch does not answer; 130 stopped.
     """
-    settings, whose = read_settings(stack.data_folder(data))
+    settings, whose = read_settings(data)
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
 
     async def work() -> int:
@@ -755,7 +756,7 @@ def purge(
 
     Exit codes: 0 done; 1 refused or failed; 3 Elasticsearch does not answer; 130 stopped.
     """
-    settings, whose = read_settings(stack.data_folder(data))
+    settings, whose = read_settings(data)
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
     age = _age(older_than)
 
@@ -989,20 +990,26 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
         if error.remedy:
             say(f"remedy: {error.remedy}")
         return UNREACHABLE
+    finally:
+        # Interrupted before it began, it would complain of never having been awaited.
+        work.close()
 
 
-def read_settings(data: Path) -> "tuple[Settings, str]":
-    """Return the environment's settings, completed by the local stack that runs on `data`, and whose they are."""
+def read_settings(data: Path | None) -> "tuple[Settings, str]":
+    """Return the environment's settings, completed by the local stack, and whose they are.
+
+    A stack on a folder that was given goes before what the environment names. Raises NothingRuns if none runs there.
+    """
     from scripts import serving
 
     settings = serving.read_settings()
     found: dict[str, Any] = {}
-    if (state := stack.running(data)) is not None:
-        if state.elasticsearch_nodes and "HALFLIFE_ELASTICSEARCH_URL" not in os.environ:
+    if (state := stack.asked_for(data)) is not None:
+        if state.elasticsearch_nodes and (data or "HALFLIFE_ELASTICSEARCH_URL" not in os.environ):
             found["elasticsearch_url"] = ",".join(state.elasticsearch_nodes)
-        if state.embedder and "HALFLIFE_EMBEDDING_BASE_URL" not in os.environ:
+        if state.embedder and (data or "HALFLIFE_EMBEDDING_BASE_URL" not in os.environ):
             found["embedding_base_url"] = f"{state.embedder}/v1"
-    whose = f"the local stack on {data}" if found else "the environment and the defaults"
+    whose = f"the local stack on {stack.data_folder(data)}" if found else "the environment and the defaults"
     return settings.model_copy(update=found), whose
 
 

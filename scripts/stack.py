@@ -42,6 +42,10 @@ class StackFailed(LocalStackError):
     """The stack could not be started, or ended while it was being used."""
 
 
+class NothingRuns(LocalStackError):
+    """No stack runs on the folder that was named."""
+
+
 def data_folder(chosen: Path | None) -> Path:
     """Return the folder given, else `$HALFLIFE_DATA`, else `.halflife` where we stand; always absolute."""
     return (chosen or Path(os.environ.get(DATA_VARIABLE) or DEFAULT_DATA)).expanduser().absolute()
@@ -181,6 +185,21 @@ def running(data: Path) -> State | None:
     """Return the state of the stack that runs on this data folder, or None if none does."""
     state = read_state(data)
     return state if state is not None and state.supervisor.alive else None
+
+
+def asked_for(chosen: Path | None) -> State | None:
+    """Return the stack on the folder that was given, else that on the folder found without, None where none runs there.
+
+    Raises NothingRuns for a folder that was given: what was meant for its stack must not reach another.
+    """
+    folder = data_folder(chosen)
+    state = running(folder)
+    if state is None and chosen is not None:
+        raise NothingRuns(
+            f"No stack runs on {folder}.",
+            remedy=f"Start one with `halflife up --data {folder}`, or leave --data out.",
+        )
+    return state
 
 
 @contextlib.contextmanager

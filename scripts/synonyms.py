@@ -14,7 +14,6 @@ import typer
 
 from scripts.client import ApiError, ApiProblem, Client, find_url
 from scripts.options import CollectionArgument, DataOption, JsonOption, KeyOption, UrlOption
-from scripts.stack import data_folder
 
 Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
 
@@ -53,7 +52,7 @@ def show(
     Example:
       halflife synonyms show handbook > synonyms.txt
     """
-    with Client(find_url(url, data_folder(data)), key=key) as client:
+    with Client(find_url(url, data), key=key) as client:
         found = client.synonyms(name)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
@@ -95,7 +94,7 @@ def replace(
     except UnicodeDecodeError as cause:
         raise typer.BadParameter("the file is not UTF-8 text", param_hint="FILE") from cause
     rules, lines = rules_in(text)
-    with Client(find_url(url, data_folder(data)), key=key) as client:
+    with Client(find_url(url, data), key=key) as client:
         try:
             stored = client.put_synonyms(name, rules)
         except ApiProblem as problem:
@@ -114,7 +113,7 @@ def delete(
     Example:
       halflife synonyms delete handbook
     """
-    with Client(find_url(url, data_folder(data)), key=key) as client:
+    with Client(find_url(url, data), key=key) as client:
         client.delete_synonyms(name)
     typer.echo(f"'{name}' has no synonyms now.")
     return 0

@@ -13,7 +13,7 @@ import typer
 
 from scripts.client import ApiError, Client, find_url
 from scripts.collecting import lean
-from scripts.options import DataOption, JsonOption, KeyOption, UrlOption
+from scripts.options import DataOption, JsonOption, KeyOption, UrlOption, named_collection
 from scripts.stack import data_folder
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def tune(
     ] = None,
     collection: Annotated[
         str | None,
-        typer.Option("--collection", "-c", metavar="NAME", show_default=False, help="A collection that holds the first folder's documents. Default: one of the set's own."),
+        typer.Option("--collection", "-c", callback=named_collection, metavar="NAME", show_default=False, help="A collection that holds the first folder's documents. Default: one of the set's own."),
     ] = None,
     as_of: Annotated[
         str | None,
@@ -107,7 +107,7 @@ def tune(
     ] = None,
     into: Annotated[
         str | None,
-        typer.Option("--into", metavar="COLLECTION", help="Where --store stores it. Default: --collection.", show_default=False),
+        typer.Option("--into", callback=named_collection, metavar="COLLECTION", help="Where --store stores it. Default: --collection.", show_default=False),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the trials of earlier runs.")] = False,
     url: UrlOption = None,
@@ -169,7 +169,7 @@ def tune(
     folder = data_folder(data)
     try:
         sets = _read([*folders, *(guard or ())], qrels=qrels, queries=queries, seed=seed)
-        with Client(find_url(url, folder), key=key) as client:
+        with Client(find_url(url, data), key=key) as client:
             start = _start(client, profile, collection)
             if store is not None:
                 tuning.storable(start.options)

@@ -1,10 +1,13 @@
 """The command line: its help, its exit codes, what it sends, and how it tells answers and failures."""
 
+import asyncio
+import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -13,7 +16,7 @@ from typer.testing import CliRunner
 from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound, Unauthorized
 from app.models import Search, Why
 from app.settings import Settings
-from scripts import cli, client, doctor, table
+from scripts import cli, client, doctor, reindexing, table
 from scripts.client import ApiProblem, Client, find_url
 from tests.conftest import ROOT
 from tests.fakes import FarEnd, Reply, RerankServer
@@ -585,10 +588,59 @@ def test_a_path_that_is_not_there_is_told() -> None:
 def test_the_address_given_wins_over_the_environment_and_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert find_url(None, tmp_path) == "http://127.0.0.1:8080"
+    monkeypatch.setenv("HALFLIFE_DATA", str(tmp_path))
+    assert find_url(None, None) == "http://127.0.0.1:8080"
     monkeypatch.setenv(client.URL_VARIABLE, "http://elsewhere:1/")
-    assert find_url(None, tmp_path) == "http://elsewhere:1"
+    assert find_url(None, None) == "http://elsewhere:1"
+    assert find_url("here:2", None) == "http://here:2"
+
+
+def test_a_folder_that_is_named_must_have_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFLIFE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HALFLIFE_ELASTICSEARCH_URL", "http://127.0.0.1:9")
+    for given in (
+        ("export", "shared", str(tmp_path / "x.jsonl")),
+        ("import", str(tmp_path / "x.jsonl")),
+        ("reindex", "shared", "--status"),
+        ("purge", "shared", "--yes"),
+        ("judgements", "shared", str(tmp_path)),
+        ("collections", "delete", "shared", "--yes"),
+        ("search", "x"),
+    ):
+        done = run(*given, "--data", str(tmp_path / "nope"))
+        assert done.exit_code == cli.UNREACHABLE, given
+        assert f"No stack runs on {tmp_path / 'nope'}." in done.output
     assert find_url("here:2", tmp_path) == "http://here:2"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("import", "x.jsonl", "-c"),
+        ("export",),
+        ("reindex", "--status"),
+        ("purge",),
+        ("collections", "show"),
+        ("search", "x", "-c"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_no_collection_can_have_is_wrong_usage(given: tuple[str, ...]) -> None:
+    more = ("x.jsonl",) if given == ("export",) else ()
+    done = run(*given, "BAD/../x", *more)
+    assert done.exit_code == cli.USAGE, done.output
+    assert "a collection's name is" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_what_is_interrupted_before_it_began_is_closed() -> None:
+    async def work() -> int:
+        return 0
+
+    begun = work()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "run", Mock(side_effect=KeyboardInterrupt))
+        assert reindexing._run(begun) == cli.INTERRUPTED
+    assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED
 
 
 def test_nothing_running_is_said_and_ends_with_3(tmp_path: Path) -> None:
