@@ -974,7 +974,9 @@ async def livez() -> Response:
 async def readyz(request: Request) -> Response:
     """Ask each dependency: ready, degraded (no embedder: words alone are searched; no writes), or 503."""
     service = service_of(request)
-    ready, body = await service.watch.readiness(serving=service.ready, keys_fault=service.key_fault())
+    ready, body = await service.watch.readiness(
+        serving=service.ready, keys_usable=service.key_fault() is None
+    )
     if service.keyed and "blocked" in (told := body["checks"]["elasticsearch"]):
         told["blocked"] = len(told["blocked"])
     return Response(to_json(body), status_code=200 if ready else 503, media_type=JSON)

@@ -83,12 +83,12 @@ class Watch:
 
     # --- readiness
 
-    async def readiness(self, *, serving: bool, keys_fault: str | None = None) -> tuple[bool, Json]:
+    async def readiness(self, *, serving: bool, keys_usable: bool = True) -> tuple[bool, Json]:
         """Return whether the service can serve, and what of it: ready, degraded, not ready, or stopping.
 
         Not ready is a cluster that can't be searched. Degraded still answers: without the embedder by words alone,
         without the reranker in the fused order, with a full disk without writes, under the keys before a file of
-        keys that can't be used (`keys_fault` says why). Collections of a model whose embedder is away are searched by
+        keys that can't be used. Collections of a model whose embedder is away are searched by
         words alone too.
         """
         checks: dict[str, Json] = {}
@@ -106,10 +106,11 @@ class Watch:
             if door is not None:
                 told = door.guard.told()
                 checks[name] = {"status": "ok" if told["breaker"] == "closed" else "failed", **told}
-        if keys_fault is not None:
+        if not keys_usable:
+            # Who asks needs no key, and why it can't be used names forced filters' fields: that is for the log.
             checks["keys"] = {
                 "status": "failed",
-                "reason": f"the keys before it stay in force: {keys_fault}",
+                "reason": "the file of keys is not usable, and the keys before it stay in force: see the log",
                 "remedy": "correct the file; it is read again when it changes",
             }
         ready = serving and checks["elasticsearch"]["status"] == "ok"

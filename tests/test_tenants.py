@@ -675,11 +675,16 @@ def test_a_file_of_keys_is_read_again_while_the_service_runs(node_url: str, tmp_
             write("root", "other")
             until(lambda: status("reader") == 401)
             assert (status("root"), status("other")) == (200, 200)
-            path.write_text("{")
+            path.write_text(
+                json.dumps(
+                    {"keys": [{**keys("any_shared", "any_elsewhere")[0], "filter": {"ward": {"$gt": 3}}}]}
+                )
+            )
             until(lambda: "keys" in running.client.get("/readyz").json()["checks"])
             told = running.client.get("/readyz")
             assert (told.status_code, told.json()["status"]) == (200, "degraded")
-            assert "is not JSON" in told.json()["checks"]["keys"]["reason"]
+            assert "see the log" in told.json()["checks"]["keys"]["reason"]
+            assert "ward" not in told.text
             assert (status("root"), status("other"), status("reader")) == (200, 200, 401)
             write("reader")
             until(lambda: status("reader") == 200)
