@@ -6,8 +6,9 @@ on after them, and come in in any batches. A line is the document as it was sent
 """
 
 import base64
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal
@@ -19,7 +20,8 @@ from app.copying import patiently
 from app.documents import InvalidItem, Source
 from app.elastic import Cluster, encode, unpack_vector
 from app.errors import ClusterUnavailable, CursorExpired, HalflifeError, InvalidRequest, Unavailable
-from app.models import Collection, CollectionOptions, SynonymRule, stored_profiles
+from app.models import Collection, CollectionOptions, SynonymRule, SynonymSet, stored_profiles
+from app.refusals import parse
 from app.times import format_instant
 from app.writes import Patience, Stamper, Target, Targets, Write, Writer
 
@@ -27,6 +29,7 @@ Json = dict[str, Any]
 Versions = Literal["keep", "new"]
 
 FORMAT: Final = 1
+_ANEW: Final = "export the collection again, or take another copy of the file; nothing was stored"
 PAGE_DOCUMENTS: Final = 200
 PAGE_BYTES: Final = 8 * 2**20
 _NOT_SENT: Final = (fields.DOCUMENT_ID, fields.DECLARED, fields.CHUNKS)
@@ -58,12 +61,24 @@ class Header:
                 "the first line is not the header of a Halflife export that this version reads",
                 remedy="load other JSON Lines with `halflife load`",
             )
+        lacking = [
+            f"`{each.name}`"
+            for each in dataclasses.fields(cls)
+            if each.name not in line and each.default is MISSING and each.default_factory is MISSING
+        ]
+        if lacking:
+            raise InvalidRequest(f"the export's header lacks {', '.join(lacking)}", remedy=_ANEW)
         try:
-            found = cls(**{name: line[name] for name in cls.__dataclass_fields__ if name in line})
-            profiles = stored_profiles(found.profiles)
-        except TypeError as cause:
-            raise InvalidRequest(f"the export's header lacks something: {cause}") from cause
-        return replace(found, profiles=profiles)
+            profiles = line.get("profiles")
+            given = {**line, "profiles": stored_profiles(profiles)} if isinstance(profiles, Mapping) else line
+            found = cls(**{name: given[name] for name in cls.__dataclass_fields__ if name in given})
+            found.options()
+            found.rules()
+        except InvalidRequest as fault:
+            raise InvalidRequest(
+                f"the export's header is damaged: {fault.detail}", field=fault.field, remedy=_ANEW
+            ) from fault
+        return found
 
     @property
     def space(self) -> tuple[str | None, int]:
@@ -71,8 +86,9 @@ class Header:
         return self.model, self.dims
 
     def options(self) -> CollectionOptions:
-        """Return how the collection is made anew."""
-        return CollectionOptions.model_validate(
+        """Return how the collection is made anew. Raises InvalidRequest."""
+        return parse(
+            CollectionOptions,
             {
                 "dims": self.dims,
                 "similarity": self.similarity,
@@ -80,12 +96,12 @@ class Header:
                 "profiles": self.profiles,
                 "default_profile": self.default_profile,
                 "experiment": self.experiment,
-            }
+            },
         )
 
     def rules(self) -> list[SynonymRule]:
-        """Return the synonyms that it is made with."""
-        return [SynonymRule.model_validate(rule) for rule in self.synonyms]
+        """Return the synonyms that it is made with. Raises InvalidRequest."""
+        return parse(SynonymSet, {"synonyms_set": self.synonyms}).synonyms_set
 
     def ranks_as(self, collection: Collection) -> bool:
         """Tell whether searches of the collection rank as those of the exported one did."""

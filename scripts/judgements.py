@@ -48,7 +48,8 @@ def judgements(
       halflife judgements handbook judged/
       halflife evaluate judged/ --collection handbook
 
-    Exit codes: 0 written; 1 no question of this collection has judgements, or the cluster does not answer.
+    Exit codes: 0 written; 1 no question of this collection has judgements, there is no such collection, or the cluster does
+    not answer.
     """
     settings, _ = reindexing.read_settings(data)
     found = asyncio.run(_read(settings, collection))
@@ -83,7 +84,6 @@ def write(found: "list[JudgedQuery]", folder: Path) -> int:
 
 async def _read(settings: "Settings", collection: str) -> "list[JudgedQuery]":
     from app import catalog
-    from app.errors import NotFound
     from app.feedback import judgements as read
     from app.main import open_cluster
 
@@ -91,7 +91,5 @@ async def _read(settings: "Settings", collection: str) -> "list[JudgedQuery]":
     try:
         known = await catalog.get(cluster, collection)
         return [each async for each in read(cluster, known.collection)]
-    except NotFound:
-        return []
     finally:
         await cluster.close()

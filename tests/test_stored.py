@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from app import catalog, transfer
 from app.elastic import Cluster
+from app.errors import ClusterUnavailable
 from app.keys import Key, entry_of
 from app.models import (
     Collection,
@@ -355,3 +356,24 @@ async def test_a_list_of_collections_tells_which_one_is_broken(world: World, cli
     broken: dict[str, Any] = {}
     found = await catalog.list_collections(world.cluster, only=lambda name: name == world.name, broken=broken)
     assert (found, list(broken)) == ([], [world.name])
+
+
+@pytest.mark.node
+async def test_a_change_that_was_taken_and_told_as_failed_is_seen_at_once(
+    world: World, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.upsert({"id": "a", "text": "some text"})
+    ask = {"collection": world.name, "query": "text", "profile": "p"}
+    assert (
+        client.post("/v1/search", json=ask).status_code == 422
+    )  # the service remembers it without the profile
+    create = catalog.create
+
+    async def unconfirmed(*given: Any, **options: Any) -> Collection:
+        await create(*given, **options)
+        raise ClusterUnavailable("the cluster took the change, but not every node confirmed it")
+
+    monkeypatch.setattr(catalog, "create", unconfirmed)
+    answer = client.put(f"/v1/collections/{world.name}", json={"profiles": {"p": {"decay": "off"}}})
+    assert answer.status_code == 503
+    assert client.post("/v1/search", json=ask).status_code == 200

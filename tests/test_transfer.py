@@ -133,9 +133,34 @@ def test_a_header_of_an_earlier_release_is_read() -> None:
     }  # fmt: skip
     head = transfer.Header.parse(older)
     assert (head.profiles, head.rules()) == ({}, [])
-    del older["dims"]
-    with pytest.raises(InvalidRequest, match="dims"):
+    del older["dims"], older["model"]
+    with pytest.raises(InvalidRequest) as lacking:
         transfer.Header.parse(older)
+    assert lacking.value.detail == "the export's header lacks `dims`, `model`"
+    assert "export the collection again" in str(lacking.value.remedy)
+
+
+DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
+    "a profile": ({"profiles": {"p": {"fusion": {"method": "x"}}}}, "profiles.p.fusion.method"),
+    "no profiles": ({"profiles": ["p"]}, "profiles"),
+    "an experiment": ({"experiment": {"name": "e"}}, "experiment.arms"),
+    "synonyms": ({"synonyms": [{"synonyms": 3}]}, "synonyms_set[0].synonyms"),
+    "dims": ({"dims": "many"}, "dims"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_header_names_what_is_damaged(name: str) -> None:
+    changes, field = DAMAGED[name]
+    line = {
+        "collection": "c", "dims": 3, "model": "m", "similarity": "cosine", "declared": {}, "documents": 1,
+        "exported_at": "2026-01-01T00:00:00.000Z", "halflife_export": 1, **changes,
+    }  # fmt: skip
+    with pytest.raises(InvalidRequest) as damaged:
+        transfer.Header.parse(line)
+    assert damaged.value.field == field
+    assert damaged.value.detail.startswith("the export's header is damaged: ")
+    assert "Header" not in damaged.value.detail
 
 
 async def test_an_export_shows_one_moment_and_goes_on_after_a_stop(world: World, tmp_path: Path) -> None:
@@ -386,6 +411,10 @@ async def test_commands_say_what_is_wrong_and_how_they_ended(
     aborted = await halflife("reindex", world.name, "--abort", "--yes")
     assert aborted.exit_code == 0, aborted.output
     assert (await halflife("reindex", "nowhere", "--yes")).exit_code == 1
+    mistyped = await halflife("judgements", "nowhere", str(tmp_path / "judged"))
+    assert mistyped.exit_code == 1
+    assert "there is no collection `nowhere`" in mistyped.output
+    assert "no logged question" not in mistyped.output.lower()
     assert (await halflife("reindex", world.name, "--declare", "s=tall", "--yes")).exit_code == 2
     assert (await halflife("reindex", world.name, "--abort", "--finish")).exit_code == 2
     file = tmp_path / "out.jsonl.zst"
