@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.extracting import Extracted, Row
+from app.filters import shown
 from app.models import Document
 from app.times import format_instant, parse_instant
 
@@ -125,19 +126,19 @@ def misnamed(
     told = []
     if table and names.text not in values and names.title not in values:
         told.append(
-            f"no column is called `{_shown(names.text)}` or `{_shown(names.title)}`: its text is made of all columns; say "
+            f"no column is called `{shown(names.text)}` or `{shown(names.title)}`: its text is made of all columns; say "
             "which they are (`names` of an upload, --text-field and --title-field of `halflife load`)"
         )
     if document.get("creation_time") is None:
         dated = [name for name in values if name.lower() in _DATE_LIKE and _is_date(values[name])]
         how = "(`names.time` of an upload, --time-field of `halflife load`)"
         if names.time is not None and names.time not in values:
-            meant = f", there is `{_shown(dated[0])}`" if dated else ""
+            meant = f", there is `{shown(dated[0])}`" if dated else ""
             told.append(
-                f"it is undated: no column is called `{_shown(names.time)}`{meant}; name its date {how}"
+                f"it is undated: no column is called `{shown(names.time)}`{meant}; name its date {how}"
             )
         elif dated:
-            told.append(f"it is undated, although `{_shown(dated[0])}` looks like its date: name it {how}")
+            told.append(f"it is undated, although `{shown(dated[0])}` looks like its date: name it {how}")
     return told
 
 
@@ -147,10 +148,6 @@ def _is_date(value: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _shown(name: str) -> str:
-    return name[:60].encode("utf-8", "backslashreplace").decode()
 
 
 def _object(value: Any) -> Json:

@@ -1162,8 +1162,19 @@ _WRITE_BLOCK = 8
 _BLOCK_ID = re.compile(r"/(\d+)/")
 _VERSIONS = re.compile(r"current version \[(-?\d+)\] is higher or equal to the one provided \[-?\d+\]\s*$")
 _BUSY_RETRY_S = 1.0
-PIT_GONE = ("no_shard_available_action_exception", "index_not_found_exception")
+_PIT_GONE = ("no_shard_available_action_exception", "index_not_found_exception")
 """What a search in a point in time fails with, beside a missing context, once its index is deleted."""
+
+
+def cursor_expired(error: HalflifeError, *, remedy: str) -> CursorExpired | None:
+    """Return what a cursor's caller is told where a search in its point in time failed since that is gone; else None."""
+    if error.members.get("elasticsearch", {}).get("type") not in _PIT_GONE:
+        return None
+    return CursorExpired(
+        "the point in time of this cursor is gone: its index was deleted or its shards are not there",
+        field="cursor",
+        remedy=remedy,
+    )
 
 
 def translate(cause: Exception, doing: str) -> HalflifeError:

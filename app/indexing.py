@@ -20,7 +20,7 @@ from app import bulks, chunking, documents, fields, names, observing
 from app.bulks import Report, conflict, contended, failed, in_slices, in_waves
 from app.chunking import Chunk
 from app.documents import InvalidItem, Source
-from app.elastic import PIT_GONE, Cluster, encode, pack_vector, unpack_vector
+from app.elastic import Cluster, cursor_expired, encode, pack_vector, unpack_vector
 from app.embedding import Embedded
 from app.errors import (
     ClusterUnavailable,
@@ -719,13 +719,10 @@ class Indexer:
         try:
             answer = await self._page_of(pit, clauses, after, size, more, keep_alive_s)
         except HalflifeError as cause:
-            if after is None or cause.members.get("elasticsearch", {}).get("type") not in PIT_GONE:
+            gone = None if after is None else cursor_expired(cause, remedy="list again without a cursor")
+            if gone is None:
                 raise
-            raise CursorExpired(
-                "the point in time of this cursor is gone: its index was deleted or its shards are not there",
-                field="cursor",
-                remedy="list again without a cursor",
-            ) from cause
+            raise gone from cause
         hits = answer["hits"]["hits"]
         pit = answer.get("pit_id", pit)
         going_on = len(hits) == size

@@ -108,6 +108,10 @@ class Plan:
     rewrites: tuple[Rewrite, ...] = ()
     """What the answer tells of them."""
 
+    def age_days(self, moment_ms: int | None) -> float | None:
+        """Return the days from a moment to the origin, negative for the future; None for none."""
+        return None if moment_ms is None else (self.origin_ms - moment_ms) / DAY_MS
+
     @property
     def visible(self) -> tuple[dict[str, Any], ...]:
         """Return the filters that let in what this search could see without its own: the key's, and those of time."""
@@ -853,6 +857,4 @@ def age_days(plan: Plan, source: Mapping[str, Any]) -> float | None:
     """Return the age that the request's decay sees, in days, negative for the future."""
     field = fields.CREATION_TIME if plan.base_decay is None else plan.base_decay.field
     written = next((source[name] for name in decay.times_of(field) if source.get(name) is not None), None)
-    if written is None:
-        return None
-    return (plan.origin_ms - to_ms(parse_instant(written))) / DAY_MS
+    return plan.age_days(None if written is None else to_ms(parse_instant(written)))

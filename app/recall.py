@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from app import names, observing, queries
-from app.elastic import PIT_GONE, Cluster
+from app.elastic import Cluster, cursor_expired
 from app.embedding import Embedder
 from app.errors import CursorExpired, EmbedderUnavailable, HalflifeError, SchemaMismatch, Unavailable
 from app.models import RouteStatus
@@ -282,12 +282,8 @@ def located(run: Run, body: dict[str, Any], *, share: float = 1.0) -> tuple[dict
 def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
     run, name = ask.run, ask.route.name
     if isinstance(answer, HalflifeError):
-        if run.offset > 0 and answer.members.get("elasticsearch", {}).get("type") in PIT_GONE:
-            answer = CursorExpired(
-                "the point in time of this cursor is gone: its index was deleted or its shards are not there",
-                field="cursor",
-                remedy="search again",
-            )
+        if run.offset > 0:
+            answer = cursor_expired(answer, remedy="search again") or answer
         if isinstance(answer, CursorExpired) and run.offset == 0:
             answer = Unavailable("the point in time of this search was lost on the way", retry_after_s=1)
         if ask.tail is None:

@@ -66,7 +66,7 @@ from app.stages import (
     rated,
     with_share,
 )
-from app.times import DAY_MS, format_instant, from_ms, to_ms
+from app.times import format_instant, from_ms, to_ms
 
 DEFAULT_TIMEOUT_S = 10.0
 REWRITE_SHARE = 0.5
@@ -942,7 +942,7 @@ def _hit(run: Run, item: Placed, outcome: _Outcome) -> Hit:
         creation_time=None if item.created_ms is None else from_ms(item.created_ms),
         metadata=source.get(fields.METADATA, {}) if chosen(fields.METADATA) else None,
         fields=others,
-        age_days=None if item.aged_ms is None else (plan.origin_ms - item.aged_ms) / DAY_MS,
+        age_days=plan.age_days(item.aged_ms),
         relevance=passage["relevance"],
         decay=item.factor,
         evergreen=item.evergreen,

@@ -37,6 +37,10 @@ _IN_COMMANDS = (
         re.compile(r"create it with PUT /v1/collections/(\S+)"),
         r"make it with `halflife load PATH… -c \1` or `halflife collections create \1`; `halflife collections list` lists all",
     ),
+    (
+        re.compile(r"with PUT /v1/collections/(\S+)"),
+        r"with `halflife collections update \1 --body …`",
+    ),
     (re.compile(r", or list documents with GET \S+"), ""),
     (re.compile(r"send a key as `Authorization: Bearer …`"), f"give a key as {KEY_VARIABLE} or --key"),
 )

@@ -1,5 +1,6 @@
 """The command line: its help, its exit codes, what it sends, and how it tells answers and failures."""
 
+import ast
 import asyncio
 import inspect
 import json
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from app.catalog import absent
 from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound, Unauthorized
 from app.models import Search, Why
 from app.settings import Settings
@@ -846,3 +848,36 @@ def test_the_doctor_without_a_stack_says_how_to_start_one(
     assert "halflife up" in (whose.remedy or "")
     monkeypatch.setenv("HALFLIFE_ELASTICSEARCH_URL", "http://127.0.0.1:1")
     assert doctor._settings(tmp_path)[1].verdict == "ok"
+
+
+def remedies() -> list[str]:
+    """What the service's errors advise, as its source has it, values written as `x`."""
+    found = []
+    for path in sorted((ROOT / "app").glob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call):
+                given = [keyword.value for keyword in call.keywords if keyword.arg == "remedy"]
+                if isinstance(call.func, ast.Name) and call.func.id == "invalid":
+                    given += call.args[1:]
+                found += ["".join(parts) for value in given if (parts := _texts(value))]
+    return found
+
+
+def _texts(value: ast.expr) -> list[str]:
+    if isinstance(value, ast.Constant):
+        return [value.value] if isinstance(value.value, str) else []
+    if isinstance(value, ast.JoinedStr):
+        return [text for part in value.values for text in _texts(part)]
+    return ["x"] if isinstance(value, ast.FormattedValue) else []
+
+
+def test_remedies_that_speak_of_http_are_told_as_commands() -> None:
+    told = remedies()
+    assert len(told) > 200
+    for pattern, _ in client._IN_COMMANDS:
+        assert any(pattern.search(remedy) for remedy in told), f"no error says {pattern.pattern} any more"
+    for remedy in told:
+        shown = client.as_commands(remedy)
+        assert "/v1/" not in shown, remedy
+        assert "Bearer" not in shown, remedy
+    assert "halflife collections create books" in client.as_commands(str(absent("books").remedy))
