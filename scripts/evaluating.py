@@ -43,8 +43,9 @@ Report = Callable[[str], None]
 BUILT_IN: Final[Mapping[str, Json]] = {
     "default": {},
     "off": {"decay": "off"},
-    "text": {"routes": [{"kind": "text"}]},
-    "vector": {"routes": [{"kind": "vector"}]},
+    # What a route finds by itself, as the field's tables mean it: by words or by vectors, and not by time.
+    "text": {"routes": [{"kind": "text"}], "decay": "off"},
+    "vector": {"routes": [{"kind": "vector"}], "decay": "off"},
     "linear": {"fusion": {"method": "linear"}},
 }
 """Profiles that need no file."""

@@ -102,7 +102,10 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="What --queries draws by.")] = 7,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Compare with each route alone, linear fusion and no decay.")
+        bool,
+        typer.Option(
+            "--compare", help="Compare with each route alone (without decay), linear fusion and no decay."
+        ),
     ] = False,
     explained: Annotated[
         int,
@@ -333,8 +336,11 @@ def _account(failure: "Failure", top_k: int) -> "Iterator[RenderableType]":
     yield Text.assemble(
         "\n", (f"✗ {question}", "bold"), f"   ({failure.question.id}, nDCG@{top_k} {failure.figure:.3f})"
     )
-    rank = account.get("fused_rank")
-    place = f"stands at rank {rank}" if rank else "is in no route's window"
+    rank, fused = account.get("rank"), account.get("fused_rank")
+    if rank:
+        place = f"stands at rank {rank}" + (f", fused at rank {fused}" if fused not in (None, rank) else "")
+    else:
+        place = f"was fused at rank {fused} and left out after that" if fused else "is in no route's window"
     yield Text(
         f"  '{clean(account.get('title') or failure.missing)}' ({failure.missing}) {place}; first is {failure.first or 'nothing'}"
     )

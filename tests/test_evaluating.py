@@ -320,6 +320,33 @@ def test_a_comparison_has_a_row_without_decay_unless_all_are_without() -> None:
     ]
 
 
+def test_a_route_alone_is_compared_without_decay_whatever_the_others_have() -> None:
+    for decay in (None, "auto", {"half_life": "180d"}):
+        found = quality._profiles(["default"], compare=True, decay=decay)
+        alone = {profile.name: profile.options.get("decay") for profile in found}
+        assert (alone["text"], alone["vector"]) == ("off", "off")
+
+
+PLACES: dict[str, tuple[dict[str, Any], str]] = {
+    "as fused": ({"rank": 3, "fused_rank": 3}, "stands at rank 3; first is x"),
+    "moved since": ({"rank": 14, "fused_rank": 3}, "stands at rank 14, fused at rank 3; first is x"),
+    "left out since": (
+        {"rank": None, "fused_rank": 3},
+        "was fused at rank 3 and left out after that; first is x",
+    ),
+    "nowhere": ({"rank": None, "fused_rank": None}, "is in no route's window; first is x"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_failure_tells_the_place_in_the_answer(name: str) -> None:
+    account, told = PLACES[name]
+    question = Question("q1", "how?", {"a": 1}, None)
+    failure = evaluating.Failure(question, 0.3, "a", "x", account)
+    lines = [str(part) for part in quality._account(failure, 10)]
+    assert any(line.endswith(f"(a) {told}") for line in lines), lines
+
+
 def test_names_of_profiles_differ() -> None:
     same = [evaluating.read_profile("text")] * 3
     assert [profile.name for profile in evaluating.distinct(same)] == ["text", "text 2", "text 3"]
