@@ -399,6 +399,7 @@ async def post_why(request: Request) -> Response:
     asked = parse(Why, await read_json(request))
     service = service_of(request)
     service.limits.check_search(asked)
+    _check_allowed(request, asked)
     collection = await _collection(request, asked.collection)
     result = await whys.why(
         asked,

@@ -697,6 +697,8 @@ def confined(condition: Condition, document_source: Mapping[str, Any]) -> bool:
             return bool(values) and all(_inside(value, bounds) for value in values)
         case OneOf(field=field, wanted=wanted):
             values = _values(field, document_source)
+            if _unheard(field, document_source):
+                return False
             if field.kind == "date":
                 return bool(values) and all(
                     any(start <= value < end for start, end in wanted) for value in values
@@ -757,8 +759,23 @@ def _as_indexed(kind: Kind, value: Any) -> list[Any]:
     return [value] if isinstance(value, wanted) else []
 
 
+def _unheard(field: Field, source: Mapping[str, Any]) -> bool:
+    """Tell whether the document has values of the field that are too long to be indexed: no filter finds those."""
+    return any(
+        _units(text) > MAX_VALUE_UNITS
+        for name in field.indexed
+        if name.startswith(_METADATA_PREFIX)
+        for text in _written(source.get(fields.METADATA) or {}, name.removeprefix(_METADATA_PREFIX))
+    )
+
+
 def _flattened(metadata: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the JSON texts that the flattened field indexes at a dotted path; keys may hold dots themselves."""
+    """Yield the JSON texts that the flattened field indexes at a dotted path: those that are not too long."""
+    return (text for text in _written(metadata, path) if _units(text) <= MAX_VALUE_UNITS)
+
+
+def _written(metadata: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the JSON texts of the values at a dotted path; keys may hold dots themselves."""
     for key, child in metadata.items():
         below = path[len(key) + 1 :] if path.startswith(f"{key}.") else None
         if key != path and below is None:
@@ -770,11 +787,9 @@ def _flattened(metadata: Mapping[str, Any], path: str) -> Iterator[str]:
                 stack.extend(reversed(value))
             elif isinstance(value, Mapping):
                 if below is not None:
-                    yield from _flattened(value, below)
+                    yield from _written(value, below)
             elif value is not None and key == path:
-                text = value if isinstance(value, str) else _json(value)
-                if _units(text) <= MAX_VALUE_UNITS:
-                    yield text
+                yield value if isinstance(value, str) else _json(value)
 
 
 def _mismatches(condition: Condition, source: Mapping[str, Any]) -> list[str]:

@@ -172,6 +172,18 @@ INSIDE: dict[str, tuple[dict[str, Any], dict[str, Any], bool, bool]] = {
         True,
         False,
     ),
+    "too long to be found": (
+        {"tenant": "a"},
+        {"metadata": {"tenant": ["a", "b" * 5_000]}},
+        True,
+        False,
+    ),
+    "another field too long": (
+        {"tenant": "a"},
+        {"metadata": {"tenant": "a", "note": "b" * 5_000}},
+        True,
+        True,
+    ),
     "spelt twice": ({"x.y": "a"}, {"metadata": {"x.y": "a", "x": {"y": "b"}}}, True, False),
     "a range": ({"level": {"lt": 3}}, {"declared": {"level": [1, 5]}}, True, False),
     "not": ({"not": {"tenant": "b"}}, {"metadata": {"tenant": ["a", "b"]}}, False, False),

@@ -216,7 +216,7 @@ def test_explanations_do_not_show_the_keys_filter(a, shared):
     assert "tenant" not in shown
 
 
-def test_the_clusters_own_account_is_not_for_a_key_with_a_filter(a, b, root, shared):
+def test_the_clusters_own_account_is_not_for_a_key_with_a_filter(service, a, root, shared):
     request = {"collection": shared, "query": "quarterly figures", "explain": "cluster", "top_k": 2}
     assert root.post("/v1/search", json=request).status_code == 200
     refused = a.post("/v1/search", json=request)
@@ -225,6 +225,9 @@ def test_the_clusters_own_account_is_not_for_a_key_with_a_filter(a, b, root, sha
         "/v1/search", json={"collection": shared, "queries": [{"query": "x", "explain": "cluster"}, "x"]}
     )
     assert [result.get("status") for result in batch.json()["results"]] == [403, None]
+    why = {"collection": shared, "query": "x", "id": "a0"}
+    assert a.post("/v1/why", json=why | {"explain": "cluster"}).status_code == 403
+    assert as_key(service, "reader").post("/v1/why", json=why | {"touch": True}).status_code == 403
 
 
 def test_a_collection_is_described_by_the_keys_own(a, shared):
