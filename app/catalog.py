@@ -32,6 +32,7 @@ from app.errors import (
     Unavailable,
 )
 from app.models import (
+    MOST_DECLARED,
     Ages,
     Collection,
     CollectionDetails,
@@ -351,6 +352,12 @@ async def change(
                 f"--shards {options.shards}",
             )
     added = {key: kind for key, kind in options.declared.items() if key not in collection.declared}
+    if added and len(collection.declared) + len(added) > MOST_DECLARED:
+        raise InvalidRequest(
+            f"a collection declares at most {MOST_DECLARED} keys, and `{collection.name}` has {len(collection.declared)}",
+            field="declared",
+            remedy=f"leave keys undeclared, or drop some: halflife reindex {collection.name} --undeclare KEY",
+        )
     if added:
         await _check_declarable(cluster, collection, added)
     typed = {key: _DECLARED[kind] for key, kind in sorted(added.items())}
@@ -862,10 +869,10 @@ def _check_same(collection: Collection, options: CollectionOptions, *, dims: int
             f"--similarity {options.similarity}",
         )
     if "declared" in named:
-        others = {key: options.declared.get(key) for key in collection.declared} | dict(options.declared)
+        # Keys that are left out stay, as all else does.
         changes = [
-            f"--undeclare {key}" if kind is None else f"--declare {key}={kind}"
-            for key, kind in sorted(others.items())
+            f"--declare {key}={kind}"
+            for key, kind in sorted(options.declared.items())
             if key in collection.declared and kind != collection.declared[key]
         ]
         if changes:

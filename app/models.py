@@ -1401,6 +1401,10 @@ IF_REVISION: Final = (
 )
 
 
+MOST_DECLARED = 200
+"""Keys that a collection declares at most."""
+
+
 class CollectionOptions(Value):
     """How a collection is made; what can't change in place needs a reindex."""
 
@@ -1412,11 +1416,11 @@ class CollectionOptions(Value):
         None, description="The model's if left out; others are for vectors that callers bring."
     )
     similarity: Similarity = "cosine"
-    declared: Annotated[dict[FieldName, DeclaredType], Field(max_length=200)] = Field(
+    declared: Annotated[dict[FieldName, DeclaredType], Field(max_length=MOST_DECLARED)] = Field(
         default_factory=dict,
         json_schema_extra={"propertyNames": {"not": {"enum": [*fields.RESERVED, *NOT_DECLARABLE]}}},
         description="Metadata keys that are typed, so that ranges work on them. Keys that no stored document has can "
-        "be added at any time.",
+        "be added at any time; those left out stay.",
     )
     shards: Annotated[int, Field(ge=1, le=64), WHOLE] = 1
     replicas: Annotated[int, Field(ge=0, le=5), WHOLE] | None = Field(
