@@ -279,6 +279,19 @@ def located(run: Run, body: dict[str, Any], *, share: float = 1.0) -> tuple[dict
     return {}, {**body, **budget, "pit": {"id": run.pit, "keep_alive": keep_alive}}
 
 
+async def ask_all(
+    searches: Sequence[tuple[Run, dict[str, Any]]], *, cluster: Cluster, request_id: str | None
+) -> Sequence[dict[str, Any] | HalflifeError]:
+    """Return the answers of the runs' bodies, all sent in one request."""
+    if not searches:
+        return []
+    return await cluster.msearch(
+        [located(run, body) for run, body in searches],
+        timeout_s=longest([run for run, _ in searches]),
+        opaque_id=request_id,
+    )
+
+
 def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
     run, name = ask.run, ask.route.name
     if isinstance(answer, HalflifeError):

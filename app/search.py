@@ -6,7 +6,6 @@ Never reads settings or the clock: both come in.
 
 import asyncio
 import base64
-import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 from pydantic import ValidationError
 
-from app import catalog, caveats, experiments, fields, names, observing, queries, spelling
+from app import catalog, caveats, experiments, fields, hints, names, observing, queries
 from app import cursor as cursors
 from app.elastic import Cluster
 from app.embedding import Embedder
@@ -49,7 +48,7 @@ from app.planning import (
     shown,
 )
 from app.ratings import Ratings
-from app.recall import PIT_KEEP_ALIVE_S, Run, fatal, in_background, located, longest, recall
+from app.recall import PIT_KEEP_ALIVE_S, Run, ask_all, fatal, in_background, recall
 from app.reranking import Reranker
 from app.rewriting import Rewriter
 from app.stages import (
@@ -73,10 +72,6 @@ REWRITE_SHARE = 0.5
 """Of a search's time, what rewriting the query may take."""
 CLUSTER_EXPLAINED = 10
 """Documents of a page whose explanation by the cluster is asked for: each is a tree of some kilobytes per route."""
-SUGGEST_LEFT_S = 0.1
-"""With less time left spelling is not looked up."""
-MOST_LOOKUPS = 16
-"""Searches sent for one request, a batch too, to tell why something was not found; what would take more is not told."""
 MOST_LISTS = 512
 """Searches that one request may send to the cluster at once."""
 IDS_AT_ONCE = 5_000
@@ -294,13 +289,12 @@ async def _answer(
     try:
         opened = await recall_where_it_is(live, doors=doors, caller=caller)
         finished = await _finish(live, doors=doors, caller=caller)
-        suggested = await suggest(
-            [run for run in live if isinstance(finished[id(run)], _Outcome)], doors=doors, caller=caller
-        )
-        await look_closer(
-            [(run, out) for run in live if isinstance(out := finished[id(run)], _Outcome)],
-            doors=doors,
-            caller=caller,
+        found = {id(run): bool(out.order) for run in live if isinstance(out := finished[id(run)], _Outcome)}
+        suggested = await hints.given(
+            [run for run in live if id(run) in found],
+            found=found,
+            cluster=doors.cluster,
+            request_id=caller.request_id,
         )
         answers: list[SearchResult | HalflifeError] = []
         for entry in entries:
@@ -576,13 +570,7 @@ async def _search_all(
     searches: Sequence[tuple[Run, dict[str, Any]]], *, doors: Doors, caller: Caller
 ) -> Sequence[dict[str, Any] | HalflifeError]:
     """Return the answers of the runs' bodies, all sent in one request."""
-    if not searches:
-        return []
-    return await doors.cluster.msearch(
-        [located(run, body) for run, body in searches],
-        timeout_s=longest([run for run, _ in searches]),
-        opaque_id=caller.request_id,
-    )
+    return await ask_all(searches, cluster=doors.cluster, request_id=caller.request_id)
 
 
 @observing.staged("fetch")
@@ -743,101 +731,6 @@ async def _account_of_cluster(runs: Sequence[tuple[Run, _Outcome]], *, doors: Do
                 f"the cluster's account is given for the first {CLUSTER_EXPLAINED} documents of the page, not for the other "
                 f"{left}"
             )
-
-
-def _wants_suggestions(run: Run) -> bool:
-    chosen = run.plan.search.suggest
-    if chosen is not None or run.offset > 0:
-        return bool(chosen) and run.offset == 0
-    # Routes within a window of dates, or with other words, finding nothing tells of no misspelling.
-    totals = [
-        answer.total.value
-        for route in run.plan.routes
-        if route.kind == "text" and route.text == run.plan.search.query
-        and (answer := run.answers.get(route.name)) is not None
-        and answer.total is not None
-    ]  # fmt: skip
-    return bool(totals) and not any(totals)
-
-
-async def suggest(runs: Sequence[Run], *, doors: Doors, caller: Caller) -> dict[int, list[Suggestion]]:
-    """Return, per run that wants them, other spellings of its query that documents within its filters have.
-
-    A failure costs the suggestions alone: a warning says so.
-    """
-    wanted = [run for run in runs if _wants_suggestions(run)]
-    made: dict[int, list[Suggestion]] = {id(run): [] for run in wanted}
-    asked = [
-        (run, words)
-        for run in wanted
-        if (words := spelling.words_of(run.plan.search.query)) and run.remaining_s() > SUGGEST_LEFT_S
-    ]
-
-    async def answers(
-        searches: list[tuple[Run, dict[str, Any]]],
-    ) -> Sequence[dict[str, Any] | HalflifeError]:
-        try:
-            return await _search_all(searches, doors=doors, caller=caller)
-        except HalflifeError as error:
-            return [error] * len(searches)
-
-    def failed(run: Run, error: HalflifeError) -> None:
-        run.warnings.append(f"no spelling suggestions: {error.detail}")
-        del made[id(run)]
-
-    counting: list[tuple[Run, list[spelling.Misspelt]]] = []
-    bodies = [(run, spelling.suggest_body(words)) for run, words in asked]
-    for (run, words), answer in zip(asked, await answers(bodies), strict=True):
-        if isinstance(answer, HalflifeError):
-            failed(run, answer)
-        elif found := spelling.read_candidates(words, answer):
-            counting.append((run, found))
-    bodies = [
-        (
-            run,
-            spelling.count_body(found, filters=run.plan.filters, visible=run.plan.visible),
-        )
-        for run, found in counting
-    ]
-    for (run, found), answer in zip(counting, await answers(bodies), strict=True):
-        if isinstance(answer, HalflifeError):
-            failed(run, answer)
-        else:
-            made[id(run)] = spelling.suggestions(run.plan.search.query, found, answer)
-    asked_for = {id(run) for run in wanted if run.plan.search.suggest}
-    return {key: found for key, found in made.items() if found or key in asked_for}
-
-
-async def look_closer(outcomes: Sequence[tuple[Run, _Outcome]], *, doors: Doors, caller: Caller) -> None:
-    """Warn, where a first page or one of its routes is empty, of what may be the cause: one more request for them all."""
-    asked = [
-        (run, wanted)
-        for run, out in outcomes
-        if run.offset == 0 and not run.degraded and run.remaining_s() > SUGGEST_LEFT_S
-        and (wanted := caveats.lookup(run.plan, found=bool(out.order), answers=run.answers, vectors=run.vectors))
-    ]  # fmt: skip
-    # Queries of a batch share most of it: what is asked of one index in the same words is asked once.
-    different: dict[tuple[str | None, str], tuple[Run, dict[str, Any]]] = {}
-    told_of: list[tuple[Run, caveats.Lookup, list[tuple[str | None, str]]]] = []
-    for run, wanted in asked:
-        keys = [(run.pit, json.dumps(body, sort_keys=True)) for body in wanted.bodies]
-        more = dict(zip(keys, wanted.bodies, strict=True))
-        if len(different.keys() | more.keys()) <= MOST_LOOKUPS:
-            different.update((key, (run, body)) for key, body in more.items() if key not in different)
-            told_of.append((run, wanted, keys))
-    try:
-        answers = await _search_all(list(different.values()), doors=doors, caller=caller)
-    except HalflifeError:
-        return  # the answer is whole without it
-    found = {
-        key: answer
-        for key, answer in zip(different, answers, strict=True)
-        if not isinstance(answer, HalflifeError)
-    }
-    meant = caveats.Meant()
-    for run, wanted, keys in told_of:
-        if all(key in found for key in keys):
-            run.warnings += caveats.read(run.plan, wanted, [found[key] for key in keys], meant)
 
 
 def _result(

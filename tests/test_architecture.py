@@ -64,6 +64,13 @@ ROOMS = (
             "watching": "what operators are told: readiness of each dependency, counts",
         },
     ),
+    # Below `search`, which has its answer by then, and above the words that it finds for it.
+    Row(
+        "hints",
+        {
+            "hints": "what is asked once an answer is made: other spellings, what may be wrong where nothing is found"
+        },
+    ),
     # Between them: it reads what the steps made, and is read by the use case that explains.
     Row(
         "words",
