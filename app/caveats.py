@@ -115,6 +115,16 @@ class Meant:
     """Which key may be meant by a mistyped one; remembers what it found, since the queries of a batch share their slips."""
 
     found: dict[tuple[str, tuple[str, ...]], str | None] = field(default_factory=dict)
+    known: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """`id` of a sample of documents, which the caller holds -> the keys in it that are compared."""
+
+    def keys_in(self, sample: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the keys of a sample's documents that are compared with a mistyped one."""
+        if id(sample) not in self.known:
+            every = islice((key for hit in sample["hits"]["hits"] for key in _keys_of(hit)), MOST_READ)
+            short = dict.fromkeys(key for key in every if len(key) <= LONGEST_KNOWN)
+            self.known[id(sample)] = tuple(islice(short, MOST_KNOWN))
+        return self.known[id(sample)]
 
     def by(self, key: str, known: Iterable[str]) -> str | None:
         """Return the known key that is likest to this one, at least `LIKE`; of equally like ones the first."""
@@ -153,21 +163,14 @@ def read(
 ) -> list[str]:
     """Return the warnings that the lookup's answers give."""
     told = []
-    if asked.keys:
-        sampled = (key for hit in answers[len(asked.keys)]["hits"]["hits"] for key in _keys_of(hit))
-        known = [
-            *(name for name in fields.RESERVED),
-            *plan.collection.declared,
-            *islice(
-                dict.fromkeys(key for key in islice(sampled, MOST_READ) if len(key) <= LONGEST_KNOWN),
-                MOST_KNOWN,
-            ),
-        ]
-        told += [
-            _unknown(key, tuple(dict.fromkeys(known)), plan=plan, among=meant or Meant())
-            for key, answer in zip(asked.keys, answers, strict=False)
-            if answer["hits"]["total"]["value"] == 0
-        ]
+    meant = meant or Meant()
+    missing = [
+        key for key, answer in zip(asked.keys, answers, strict=False) if answer["hits"]["total"]["value"] == 0
+    ]
+    if missing:
+        sampled = meant.keys_in(answers[len(asked.keys)])
+        known = tuple(dict.fromkeys((*fields.RESERVED, *plan.collection.declared, *sampled)))
+        told += [_unknown(key, known, plan=plan, among=meant) for key in missing]
     if asked.nearest:
         hits = answers[-1]["hits"]["hits"]
         least = plan.search.min_relevance
