@@ -9,10 +9,10 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 import elastic_transport
@@ -48,6 +48,10 @@ _GIVES_PACKED = (9, 5)
 _EXCLUDES_VECTORS = (9, 2)
 _OLDEST = ".".join(map(str, OLDEST_VERSION))
 
+SET_ASIDE_S = 5.0
+"""A node that has not answered for so long is set aside for a while, as the client does with it."""
+
+_T = TypeVar("_T")
 Json = dict[str, Any]
 Fate = Literal["applied", "superseded", "fenced", "full", "retry", "refused"]
 Method = Literal["GET", "POST", "PUT", "DELETE"]
@@ -955,16 +959,19 @@ class Cluster:
         if opaque_id:
             headers["x-opaque-id"] = _header_value(opaque_id)
         timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
-        client = self._client_for(timeout_s)
+        # Ended by the client's own timeout, the node would be set aside for all: for that a caller's hurry is no reason.
+        hasty = timeout_s < min(self.request_timeout_s, SET_ASIDE_S)
+        client = self._client_for(self.request_timeout_s if hasty else timeout_s)
         target = f"{path}?{urlencode(params)}" if params else path
         retry = False
         while True:
             place = self._place(timeout_s, writes=writes, retry=retry) if guarded else nullcontext(Call())
             async with place as call:
                 try:
-                    answer = await client.perform_request(
+                    sent = client.perform_request(
                         method, target, headers=headers, body=body, endpoint_id=_endpoint(method, path)
                     )
+                    answer = await (_within(timeout_s, sent) if hasty else sent)
                 except VENDOR_ERRORS as cause:
                     if (
                         isinstance(cause, elastic_transport.ApiError)
@@ -974,13 +981,9 @@ class Cluster:
                         call.outcome = "ok"
                         return cause.body
                     error = translate(cause, doing)
-                    if _hurried(cause, timeout_s) and not writes:
-                        error = ClusterOutOfTime(
-                            f"{doing}: no answer within the request's time budget",
-                            remedy="give it more time (`timeout_ms`, or the X-Halflife-Timeout-Ms header), or ask for less",
-                            retry_after_s=_BUSY_RETRY_S,
-                        )
-                    call.outcome = _outcome_of(cause, error, timeout_s)
+                    if isinstance(cause, elastic_transport.ConnectionTimeout) and not writes:
+                        error = self._late(error, doing, timeout_s=timeout_s, silent=call.silent)
+                    call.outcome = _outcome_of(cause, error)
                     broken = isinstance(cause, elastic_transport.ConnectionError)
                     if not (again and broken and not retry and self.guard.budget.take()):
                         raise error from cause
@@ -994,6 +997,19 @@ class Cluster:
                         )
                     return body_
             retry = True
+
+    def _late(self, error: HalflifeError, doing: str, *, timeout_s: float, silent: bool) -> HalflifeError:
+        """Return the caller's own error where its short time is over, else `error`, which blames the cluster.
+
+        A cluster that answers others does not hang; of one that answers nobody, `HANG_S` is long enough to tell.
+        """
+        if timeout_s >= (HANG_S if silent else self.request_timeout_s):
+            return error
+        return ClusterOutOfTime(
+            f"{doing}: no answer within the request's time budget",
+            remedy="give it more time (`timeout_ms`, or the X-Halflife-Timeout-Ms header), or ask for less",
+            retry_after_s=_BUSY_RETRY_S,
+        )
 
     def _place(self, timeout_s: float, *, writes: bool, retry: bool) -> AbstractAsyncContextManager[Call]:
         wait_s = min(timeout_s, self._pool_wait_s)
@@ -1036,14 +1052,18 @@ def _not_sent(what: str, wait_s: float) -> HalflifeError:
     )
 
 
-def _hurried(cause: Exception, timeout_s: float) -> bool:
-    """Tell whether a caller in a hurry got no answer, which a healthy cluster gives neither."""
-    return isinstance(cause, elastic_transport.ConnectionTimeout) and timeout_s < HANG_S
+async def _within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
+    """Await within the time; past it the work is cancelled, which closes its connection, and ends as the client's timeout."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError as cause:
+        raise elastic_transport.ConnectionTimeout("the caller's time is over", errors=(cause,)) from cause
 
 
-def _outcome_of(cause: Exception, error: HalflifeError, timeout_s: float) -> Outcome:
-    """Say what a failed request tells of the cluster."""
-    if _hurried(cause, timeout_s):
+def _outcome_of(cause: Exception, error: HalflifeError) -> Outcome:
+    """Say what a failed request tells of the cluster; what a timeout does, the guard knows from the other calls."""
+    if isinstance(cause, elastic_transport.ConnectionTimeout):
         return "unknown"
     if isinstance(cause, elastic_transport.ApiError):
         return "refused" if isinstance(error, ClusterUnavailable) else "ok"

@@ -886,6 +886,7 @@ class Embedder:
             async with self.guard.call(wait_s=self._manner.retry_budget_s) as sent:
                 verdict, raw, told = await self._send_one(texts, encoding)
                 sent.outcome = _outcome_of(verdict)
+                sent.late = verdict is not None and verdict.timed_out
                 if sent.outcome in ("ok", "refused"):
                     self._heard()
                 unusable = 0 if verdict else self._take_vectors(call, batch, raw, told)
@@ -975,8 +976,8 @@ def _outcome_of(verdict: Verdict | None) -> Outcome:
         return "ok"
     if verdict.status is not None:
         return "refused" if verdict.status in (408, 425, 429) or verdict.status >= 500 else "ok"
-    # A closed client and an address that can't be right say nothing of the server.
-    return "unknown" if verdict.then == "stop" else "failed"
+    # A closed client and an address that can't be right say nothing of the server; what a timeout says, the guard knows.
+    return "unknown" if verdict.then == "stop" or verdict.timed_out else "failed"
 
 
 def _too_long(verdict: Verdict) -> bool:

@@ -17,7 +17,7 @@ from app.breaker import Breaker, Outcome, RetryBudget
 from app.errors import HalflifeError
 
 HANG_S: Final = 1.0
-"""A caller that gave up after waiting this long says that the dependency hangs; one in more of a hurry says nothing."""
+"""A caller that gave up after waiting this long says that the dependency hangs, if nobody was answered meanwhile; one in more of a hurry says nothing."""
 
 _repeating: ContextVar[bool] = ContextVar("repeating", default=False)
 
@@ -33,12 +33,23 @@ def repeating(again: bool = True) -> Iterator[None]:
 
 
 class Call:
-    """One call under way: the door sets how it ended."""
+    """One call under way: the door sets how it ended.
 
-    __slots__ = ("outcome",)
+    One that was given up keeps "unknown": whether that is a failure depends on the others. `late` says that the door's
+    own timeout ended it, however short that is.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_silent", "late", "outcome")
+
+    def __init__(self, silent: Callable[[], bool] | None = None) -> None:
         self.outcome: Outcome = "unknown"
+        self.late = False
+        self._silent = silent
+
+    @property
+    def silent(self) -> bool:
+        """Whether the dependency has answered nobody since this call began; a busy one answers somebody."""
+        return self._silent is None or self._silent()
 
 
 class Guard:
@@ -65,6 +76,7 @@ class Guard:
         self.used = 0
         self.answered_at: float | None = None
         """The clock's time of the last call that was answered."""
+        self._heard_at: float | None = None
         self._wanting = 0
         self._clock = clock
         self._error = error
@@ -85,7 +97,7 @@ class Guard:
         """Hold a place for one call; the block sets `outcome`. Raises the door's error where it can't be sent.
 
         Waits at most `wait_s` for a place. A block that is left by cancellation, or without an outcome, after
-        `HANG_S` counts as failed.
+        `HANG_S` counts as failed if no other call was answered since it began.
         """
         self.check()
         await self._enter(wait_s)
@@ -97,17 +109,25 @@ class Guard:
                 observing.RETRIES.labels(self.dependency).inc()
             else:
                 self.budget.offer()
-            call = Call()
             begun = self._clock()
+            call = Call(lambda: self.silent_since(begun))
             try:
                 yield call
             finally:
                 took = self._clock() - begun
-                if call.outcome == "unknown" and took >= HANG_S:
+                if call.outcome == "unknown" and (call.late or took >= HANG_S) and call.silent:
                     call.outcome = "failed"
                 self._settle(admitted, call.outcome, took)
         finally:
             self._leave()
+
+    def now(self) -> float:
+        """Return the clock's time."""
+        return self._clock()
+
+    def silent_since(self, begun: float) -> bool:
+        """Whether the dependency has answered nobody, a refusal included, since that time of the clock."""
+        return self._heard_at is None or self._heard_at <= begun
 
     async def turn_to_retry(self, *, until: float) -> bool:
         """Wait until a retry may go, at most until that time of the event loop's clock; return whether it may.
@@ -173,8 +193,10 @@ class Guard:
         if not was_closed and self.breaker.state == "closed":
             # It is back: who waited for that may go, each once, without saving up for it.
             self.budget.grant(self._wanting)
+        if outcome in ("ok", "refused"):
+            self._heard_at = self._clock()
         if outcome == "ok":
-            self.answered_at = self._clock()
+            self.answered_at = self._heard_at
         observing.CALLS.labels(self.dependency, outcome).observe(took)
         if self.breaker.opened > opened:
             observing.OPENED.labels(self.dependency).inc()

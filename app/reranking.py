@@ -462,7 +462,8 @@ class Reranker:
                 try:
                     scores = await self._exchange(body, form, most=most, count=len(texts))
                 except _Refused as refused:
-                    sent.outcome = _outcome_of(refused)
+                    sent.late = isinstance(refused.error.__cause__, httpx2.TimeoutException)
+                    sent.outcome = "unknown" if sent.late else _outcome_of(refused)
                     raise
                 sent.outcome = "ok"
                 return scores

@@ -236,7 +236,8 @@ class Rewriter:
                 with observing.client_span("rewrite", {"gen_ai.request.model": self.model}):
                     status, answer = await self._exchange(body)
             except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError) as cause:
-                sent.outcome = "failed"
+                sent.late = isinstance(cause, httpx2.TimeoutException)
+                sent.outcome = "unknown" if sent.late else "failed"
                 raise RewriterFailed(
                     f"The rewriter at {self._at} can't be reached: {brief(str(cause)) or type(cause).__name__}",
                     remedy="check that it runs, and HALFLIFE_REWRITE_URL",

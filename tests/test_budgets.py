@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -231,6 +232,27 @@ def test_a_caller_in_a_hurry_is_told_so_and_not_that_the_cluster_is_away(client,
         relay.hold = ""
     # Twelve of them say nothing of the cluster: others are served as before.
     assert client.post("/v1/search", json={**body, "timeout_ms": 20_000}).status_code == 200
+
+
+def test_callers_whose_time_is_short_put_nobody_off_a_cluster_that_answers(
+    client, collection, relay, service, caplog
+):
+    body = {"collection": collection, "query": "slow words", "timeout_ms": 1500, "routes": [{"kind": "text"}]}
+    relay.hold = "_msearch"
+    held, left = relay.held, relay.left
+    with ThreadPoolExecutor(12) as callers:
+        asked = [callers.submit(client.post, "/v1/search", json=body) for _ in range(12)]
+        until(lambda: relay.held - held == 12)
+        # The node is up: what others ask is answered meanwhile.
+        assert client.get(f"/v1/collections/{collection}/documents").status_code == 200
+        answers = [each.result() for each in asked]
+    assert {answer.status_code for answer in answers} == {504}
+    assert {answer.json()["type"] for answer in answers} == {"urn:halflife:problem:deadline-exceeded"}
+    until(lambda: relay.left - left == 12)
+    relay.hold = ""
+    answer = client.post("/v1/search", json={**body, "timeout_ms": 20_000})
+    assert answer.status_code == 200, answer.text
+    assert not [record for record in caplog.records if "second timeout" in record.getMessage()]
 
 
 def test_a_write_gives_up_an_embedder_that_answers_nobody(relay, embedding, collection):

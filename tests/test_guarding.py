@@ -103,6 +103,49 @@ async def test_a_caller_that_left_after_a_long_wait_tells_of_a_hang(clock):
     assert guard.told()["breaker"] == "open"
 
 
+@pytest.mark.parametrize("outcome", ["ok", "refused"])
+async def test_calls_given_up_while_others_are_answered_open_nothing(clock, outcome):
+    guard = guard_of(clock, places=9)
+    never = asyncio.Event()
+
+    async def given_up(answered: bool) -> None:
+        waiting = [asyncio.create_task(hold(guard, never)) for _ in range(8)]
+        await asyncio.sleep(0)
+        clock.now += guarding.HANG_S / 2
+        if answered:
+            async with guard.call(wait_s=1) as call:
+                call.outcome = outcome
+        clock.now += guarding.HANG_S
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    for _ in range(3):
+        await given_up(answered=True)
+    assert guard.told()["breaker"] == "closed"
+    await given_up(answered=False)
+    assert guard.told()["breaker"] == "open"
+
+
+async def test_a_doors_own_short_timeout_fails_unless_others_are_answered(clock):
+    guard = guard_of(clock)
+
+    async def late(answered: bool) -> None:
+        async with guard.call(wait_s=1) as call:
+            clock.now += 0.1
+            if answered:
+                async with guard.call(wait_s=1) as other:
+                    other.outcome = "ok"
+            call.late = True
+
+    for _ in range(9):
+        await late(answered=True)
+    assert guard.told()["breaker"] == "closed"
+    for _ in range(5):
+        await late(answered=False)
+    assert guard.told()["breaker"] == "open"
+
+
 async def test_turns_come_from_the_budget_and_repeated_calls_earn_none(clock):
     guard = guard_of(clock)
     soon = asyncio.get_running_loop().time()
