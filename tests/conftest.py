@@ -3,9 +3,11 @@
 No clients and no nodes are made here; the tests that need them bring their own fixtures.
 """
 
+import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,17 @@ def shared_data() -> Path:
 
 
 pytest_plugins = ["tests.nodes"]
+
+
+@pytest.fixture
+async def forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Puts the event loop's clock forward, so that no test waits for time to pass or hopes that little of it does."""
+    loop = asyncio.get_running_loop()
+    real, ahead = loop.time, 0.0
+
+    def put_forward(seconds: float) -> None:
+        nonlocal ahead
+        ahead += seconds
+
+    monkeypatch.setattr(loop, "time", lambda: real() + ahead)
+    return put_forward

@@ -510,20 +510,6 @@ async def test_a_deadline_keeps_what_was_embedded_by_then(server):
         assert_embeds(late, ["t3", "x"], failed={0})
 
 
-@pytest.fixture
-async def forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Puts the event loop's clock forward, so that no test waits for time to pass or hopes that little of it does."""
-    loop = asyncio.get_running_loop()
-    real, ahead = loop.time, 0.0
-
-    def put_forward(seconds: float) -> None:
-        nonlocal ahead
-        ahead += seconds
-
-    monkeypatch.setattr(loop, "time", lambda: real() + ahead)
-    return put_forward
-
-
 async def test_a_server_that_answers_nobody_is_given_up(server, forward):
     server.poison = {"stuck": Reply(hang=True)}
     async with embedder_of(server, max_batch=1, concurrency=1, timeout_s=1000) as embedder:

@@ -1,8 +1,9 @@
 """Turns at changing what a collection's mapping says: on a real node, by writers that know nothing of each other."""
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
 import pytest
@@ -11,6 +12,7 @@ from app import catalog, turns
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
 from app.models import Collection, CollectionOptions, SynonymRule
+from tests.fakes import FarEnd, Reply
 
 pytestmark = pytest.mark.node
 
@@ -325,14 +327,28 @@ async def test_what_is_sent_late_in_a_turn_has_less_time_and_nothing_is_sent_too
     assert turns.HELD_S < turns.LEFT_AFTER_S < turns.WAIT_S
 
 
-async def test_the_bound_of_a_change_holds_for_its_wait_for_a_connection_too(node_url, collection):
-    narrow = Cluster.connect(urls=[node_url], request_timeout_s=60, connections=1, pool_wait_s=60)
-    try:
-        async with narrow.guard.call(wait_s=1) as call:
-            call.outcome = "ok"
-            with pytest.raises(ClusterUnavailable) as told:
-                await narrow.put_mapping(collection.index, {"_meta": {}}, timeout_s=0.2)
-        assert told.value.retry_after_s
-        assert (await narrow.get_mapping(collection.index))[collection.index]["_meta"]["halflife"]
-    finally:
-        await narrow.close()
+async def test_the_bound_of_a_change_is_one_for_its_wait_for_a_connection_and_its_answer(forward):
+    with FarEnd() as hanging:
+        hanging.answer = lambda seen: Reply(hang=True)
+        narrow = Cluster.connect(urls=[hanging.url], connections=1, pool_wait_s=1000)
+        async with contextlib.AsyncExitStack() as place:
+            await place.enter_async_context(narrow.guard.call(wait_s=1))
+            asked = asyncio.create_task(narrow.put_mapping("halflife-x-1", {"_meta": {}}, timeout_s=1000))
+            await eventually(lambda: narrow.guard.waiting == 1)
+            forward(600)
+        await eventually(lambda: len(hanging.requests) == 1)
+        forward(600)
+        try:
+            async with asyncio.timeout(20):
+                with pytest.raises(ClusterUnavailable, match="no answer within 1000 s"):
+                    await asked
+        finally:
+            await narrow.close()
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to be")
