@@ -95,8 +95,6 @@ async def turn(
                 if held_by in tries:
                     holder, sent_to = held_by, place
                     break
-                if place != sent_to:
-                    tries.clear()  # it has moved on, so none of ours can arrive any more
                 if place != seen:
                     seen, since = place, loop.time()
                 if held_by is None or loop.time() - since > left_after_s:
