@@ -4,6 +4,7 @@ Bodies are read as strict JSON (no NaN, no duplicate keys, well-formed Unicode),
 here, with the field's name and a remedy, in RFC 9457 form. Nothing of a body is echoed unescaped or at length.
 """
 
+import difflib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +13,10 @@ from datetime import datetime
 from typing import Any
 
 import jiter
-from fastapi import APIRouter, FastAPI, Query, Request, Response, Security
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.models import HTTPBearer
+from fastapi.routing import APIRoute
 from fastapi.security import SecurityScopes
 from fastapi.security.base import SecurityBase
 from pydantic import BaseModel
@@ -66,11 +68,39 @@ from app.sandbox import Sandbox
 from app.searchlog import Asked, SearchLog
 from app.times import to_ms
 
-router = APIRouter()
 log = logging.getLogger("halflife")
 JSON = "application/json"
 PROBLEM = "application/problem+json"
 LIST_KEEP_ALIVE_S = 120.0
+
+
+def _check_parameters(request: Request) -> None:
+    """Raise InvalidRequest for query parameters that the route does not know, or that are given twice.
+
+    As unknown fields of a body: a misspelt filter or `refresh` would else be as if it were not there.
+    """
+    route = request.scope.get("route")
+    if not isinstance(route, APIRoute) or not route.path.startswith("/v1/"):
+        return
+    known = [each.alias for each in route.dependant.query_params]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        shown = name.encode("ascii", "backslashreplace").decode()[:60]
+        if name not in known:
+            close = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.6)
+            told = f"there are {', '.join(known)}" if known else "drop it; what this takes stands in its body"
+            raise InvalidRequest(
+                f"there is no query parameter `{shown}` here",
+                field=shown,
+                remedy=f"did you mean `{close[0]}`?" if close else told,
+            )
+        if given.count(name) > 1:
+            raise InvalidRequest(
+                f"the query parameter `{shown}` is given twice", field=shown, remedy="give it once"
+            )
+
+
+router = APIRouter(dependencies=[Depends(_check_parameters)])
 
 
 @dataclass(slots=True)
@@ -707,6 +737,12 @@ async def list_documents(
             collection=target.name,
         )
         wanted = held.request.get("filter")
+        if "size" in request.query_params and size != held.top_k:
+            raise InvalidRequest(
+                f"a cursor carries its size, which is {held.top_k}",
+                field="size",
+                remedy="give `cursor` alone",
+            )
         size, after, pit = held.top_k, (held.after or [None])[0], held.pit_id
     else:
         wanted = asked

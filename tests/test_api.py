@@ -477,6 +477,38 @@ def test_listing_goes_through_all_pages(client, collection):
     assert seen == [f"d{at:02d}" for at in range(25) if at % 2]
 
 
+UNKNOWN = {
+    "a filter": ("GET", "/documents", "filters={}", "filters", "`filter`"),
+    "a delete": ("DELETE", "/documents/kept", "refesh=true", "refesh", "`refresh`"),
+    "nothing like it": ("GET", "/documents", "zzz=1", "zzz", "size, filter, cursor"),
+    "none are known": ("GET", "/documents/kept", "x=1", "x", "drop it"),
+    "what a body says": ("POST", "/documents", "refresh=true", "refresh", "in its body"),
+    "twice": ("GET", "/documents", "size=1&size=2", "size", "once"),
+    "not ASCII": ("GET", "/documents", "%C3%A9=1", "\\xe9", "size"),
+}
+
+
+@pytest.mark.parametrize("method, path, query, field, remedy", UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_query_parameters_that_are_not_known_are_refused(
+    client, collection, method, path, query, field, remedy
+):
+    upsert(client, collection, {"id": "kept", "text": "kept"})
+    where = f"/v1/collections/{collection}"
+    told = problem(client.request(method, f"{where}{path}?{query}", json=None), 422, field)
+    assert remedy in told["remedy"]
+    assert client.get(f"{where}/documents/kept").status_code == 200
+    assert client.get("/livez?probe=1").status_code == 200
+
+
+def test_a_cursor_goes_on_by_its_own_size(client, collection):
+    upsert(client, collection, *({"id": str(at), "text": "x"} for at in range(4)))
+    path = f"/v1/collections/{collection}/documents"
+    cursor = client.get(path, params={"size": 2}).json()["cursor"]
+    problem(client.get(path, params={"cursor": cursor, "size": 3}), 422, "size")
+    problem(client.get(path, params={"cursor": cursor, "filter": "{}"}), 422, "filter")
+    assert len(client.get(path, params={"cursor": cursor, "size": 2}).json()["documents"]) == 2
+
+
 @pytest.mark.parametrize("body, field", [
     ({}, None), ({"filter": {}}, "filter"), ({"ids": ["a"], "delete_all": True}, None), ({"ids": []}, "ids"),
     ({"delete_all": False}, None), ({"delete_all": "yes"}, "delete_all"),
