@@ -506,6 +506,8 @@ async def export_to(
     from scripts.archives import ArchiveWriter
 
     known = (await catalog.get(cluster, collection)).collection
+    for option, fault in known.unreadable.items():
+        say(f"`{option}` of {collection} can't be read, and the export goes without it: {fault}")
     with ArchiveWriter(file) as archive:
         left = archive.left_off()
         if left is not None and left.get("collection") != collection:

@@ -315,7 +315,7 @@ async def test_stored_profiles_of_an_earlier_release_are_read_and_exported(
 
 @pytest.mark.node
 async def test_what_can_not_be_read_is_told_of_its_own_collection_and_can_be_mended(
-    world: World, client: httpx2.Client
+    world: World, client: httpx2.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = f"/v1/collections/{world.name}"
     await world.upsert({"id": "a", "text": "some text"})
@@ -338,6 +338,8 @@ async def test_what_can_not_be_read_is_told_of_its_own_collection_and_can_be_men
         told = answer.json()
         assert (told["type"], told["field"]) == ("urn:halflife:problem:schema-mismatch", "profiles.newer")
         assert f"PUT {path}" in told["remedy"]
+    assert await reindexing.export_to(world.cluster, world.name, tmp_path / "out.jsonl") == 1
+    assert "`profiles.newer` of" in capsys.readouterr().err
     answer = client.put(path, json={"profiles": {"newer": {"decay": "off"}}, "experiment": None})
     assert answer.status_code == 200, answer.text
     assert "unreadable" not in answer.json()
