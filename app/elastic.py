@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self, TypeVar, cast
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -32,6 +33,7 @@ from app.errors import (
     CursorExpired,
     HalflifeError,
     InvalidRequest,
+    LimitExceeded,
     NotFound,
     StorageFull,
 )
@@ -503,7 +505,8 @@ class Cluster:
         """Index documents with external versions, through aliases that must exist; one outcome per action, in order.
 
         Raises only when the request as a whole failed; then each of its writes may or may not have been applied, and
-        sending the same versions again is safe.
+        sending the same versions again is safe. Raises LimitExceeded where it would need more memory than an idle cluster
+        has; several documents may then fit one by one.
         """
         if not actions:
             return []
@@ -611,6 +614,8 @@ class Cluster:
     async def _bulk(
         self, lines: Sequence[bytes], count: int, *, refresh: str, timeout_s: float
     ) -> list[BulkOutcome]:
+        # The cluster counts some hundred bytes more for each.
+        sent_bytes = sum(map(len, lines)) + 1024 * count
         answer = await self._call(
             "POST",
             "/_bulk",
@@ -619,12 +624,15 @@ class Cluster:
             doing="writing documents",
             timeout_s=timeout_s,
             writes=True,
-            judge=_judge_bulk,
+            judge=partial(_judge_bulk, sent_bytes=sent_bytes),
         )
         items = [next(iter(item.values())) for item in answer["items"]]
         if len(items) != count:
             raise ClusterRejected(f"writing documents: {count} were sent and {len(items)} outcomes came back")
-        return [_outcome(item) for item in items]
+        outcomes = [_outcome(item) for item in items]
+        if count == 1 and _hopeless(outcomes[0], sent_bytes):
+            raise _too_large("writing documents", outcomes[0].reason or "", outcomes[0].error_type)
+        return outcomes
 
     # --- indices and aliases
 
@@ -1070,10 +1078,18 @@ def _outcome_of(cause: Exception, error: HalflifeError) -> Outcome:
     return "failed"
 
 
-def _judge_bulk(answer: Json) -> Outcome:
+def _judge_bulk(answer: Json, *, sent_bytes: int) -> Outcome:
     """A bulk of which the cluster took nothing, for being busy, is a refusal."""
     items = [next(iter(item.values())) for item in answer.get("items", ())] if answer.get("errors") else []
-    return "refused" if items and all(_outcome(item).fate == "retry" for item in items) else "ok"
+    outcomes = [_outcome(item) for item in items]
+    if len(outcomes) == 1 and _hopeless(outcomes[0], sent_bytes):
+        return "ok"
+    return "refused" if outcomes and all(outcome.fate == "retry" for outcome in outcomes) else "ok"
+
+
+def _hopeless(outcome: BulkOutcome, sent_bytes: int) -> bool:
+    """Tell whether the only document of a bulk is too large for the cluster's memory."""
+    return outcome.error_type == _REJECTED and _never_fits(outcome.reason or "", sent_bytes=sent_bytes)
 
 
 def _judge_msearch(answer: Json) -> Outcome:
@@ -1143,8 +1159,9 @@ _NOT_FOUND = _ABSENT | {
     "resource_not_found_exception",
     "index_template_missing_exception",
 }
+_REJECTED = "es_rejected_execution_exception"
 _BUSY = frozenset({
-    "es_rejected_execution_exception",
+    _REJECTED,
     "circuit_breaking_exception",
     "unavailable_shards_exception",
     "no_shard_available_action_exception",
@@ -1264,6 +1281,8 @@ def translate_error(error: Any, status: int, doing: str) -> HalflifeError:
         return Conflict(told, **more)
     if kind in _NOT_FOUND:
         return NotFound(told, **more)
+    if kind == _REJECTED and _never_fits(reason):
+        return _too_large(doing, reason, kind)
     if not _BUSY.isdisjoint(types):
         remedy = "try again later; if it stays so, the cluster is too small for its load"
         return ClusterUnavailable(told, remedy=remedy, retry_after_s=_BUSY_RETRY_S, **more)
@@ -1341,6 +1360,35 @@ def _types(error: Any) -> list[str]:
 
     visit(error)
     return found
+
+
+_PRESSURE = re.compile(r"\b(all_bytes|\w+_operation_bytes|max_\w+_bytes)=(\d+)")
+
+
+def _never_fits(reason: str, *, sent_bytes: int = 0) -> bool:
+    """Tell from a rejection by the memory for indexing whether it would be rejected by an idle cluster too.
+
+    `sent_bytes`: of the request with this operation alone, which counts beside it where its primary has received it; more
+    than that is others' share, which may be gone next time.
+    """
+    figures = dict(_PRESSURE.findall(reason))
+    own = next((int(value) for name, value in figures.items() if name.endswith("_operation_bytes")), None)
+    most = next((int(value) for name, value in figures.items() if name.startswith("max_")), None)
+    if own is None or most is None:
+        return False
+    beside = int(figures.get("all_bytes", 0))
+    return own > most or (0 < beside <= sent_bytes and own + beside > most)
+
+
+def _too_large(doing: str, reason: str, kind: str | None) -> LimitExceeded:
+    most = next((int(value) for name, value in _PRESSURE.findall(reason) if name.startswith("max_")), 0)
+    return LimitExceeded(
+        f"{doing}: too large for this cluster's heap, which leaves {most} bytes to indexing at a time",
+        field="text",
+        remedy="split the document, or give the nodes more memory",
+        # As an answer 413 has it: fewer documents at a time may fit.
+        elasticsearch={"type": kind, "status": 413},
+    )
 
 
 def _reason(error: Any) -> str:

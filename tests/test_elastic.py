@@ -30,6 +30,7 @@ from app.errors import (
     CursorExpired,
     HalflifeError,
     InvalidRequest,
+    LimitExceeded,
     NotFound,
     StorageFull,
 )
@@ -128,6 +129,10 @@ def block(text: str) -> dict:
     return {"type": "cluster_block_exception", "reason": f"index [x] blocked by: [{text}];"}
 
 
+PRESSURE = (
+    "rejected execution of primary operation [coordinating_and_primary_bytes={0}, replica_bytes=0, all_bytes={0}, "
+    "primary_operation_bytes={1}, max_primary_bytes=100]"
+)
 ANSWERS = {
     # name: (error, status, class, our HTTP status)
     "flood stage": (block("TOO_MANY_REQUESTS/12/disk usage exceeded flood-stage watermark"), 429, StorageFull, 507),
@@ -136,6 +141,8 @@ ANSWERS = {
     "no master": (block("SERVICE_UNAVAILABLE/2/no master"), 503, ClusterUnavailable, 503),
     "state not recovered": (block("SERVICE_UNAVAILABLE/1/state not recovered / initialized"), 503, ClusterUnavailable, 503),
     "full queue": ({"type": "es_rejected_execution_exception", "reason": "queue"}, 429, ClusterUnavailable, 503),
+    "full memory": ({"type": "es_rejected_execution_exception", "reason": PRESSURE.format(90, 40)}, 429, ClusterUnavailable, 503),
+    "too little memory": ({"type": "es_rejected_execution_exception", "reason": PRESSURE.format(10, 101)}, 429, LimitExceeded, 422),
     "full queue on the shards": (shard_error("es_rejected_execution_exception"), 503, ClusterUnavailable, 503),
     "breaker": ({"type": "circuit_breaking_exception", "reason": "[parent] Data too large"}, 429, ClusterUnavailable, 503),
     "primary missing": ({"type": "unavailable_shards_exception", "reason": "primary"}, 503, ClusterUnavailable, 503),
@@ -523,6 +530,22 @@ async def test_bulk_reports_each_item_and_stores_the_rest(cluster, place):
     assert [outcome.fate for outcome in outcomes] == ["applied", "refused", "refused", "refused", "applied"]
     assert "magnitude" in outcomes[1].reason
     assert await cluster.count(read) == 2
+
+
+@pytest.mark.node
+@pytest.mark.parametrize("share", [0.6, 1.1], ids=["at the primary", "as it is received"])
+async def test_what_an_idle_cluster_has_no_memory_for_is_told_at_once(cluster, place, share):
+    _, _, write = place
+    stats = await cluster.node_stats("indexing_pressure")
+    [most] = {node["indexing_pressure"]["memory"]["limit_in_bytes"] for node in stats["nodes"].values()}
+    if most > 64 * 2**20:
+        pytest.skip("this node has memory for a larger document than the test makes")
+    source = encode({"document_id": "big", "text": "x" * int(share * most)})
+    with pytest.raises(LimitExceeded, match=f"heap, which leaves {most} bytes") as refused:
+        await cluster.bulk([BulkAction(write, "big", 1, source)], timeout_s=30)
+    assert refused.value.field == "text"
+    assert "split the document" in (refused.value.remedy or "")
+    assert cluster.guard.breaker.opened == 0
 
 
 @pytest.mark.node
