@@ -22,6 +22,7 @@ from fastapi.security.base import SecurityBase
 from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from app import catalog, files, indexing, observing, watching
 from app import cursor as cursors
@@ -567,13 +568,16 @@ async def upload_files(request: Request, collection: str) -> Response:
         files.Upload(file, data, content_type, form.given(number, file, len(sent)))
         for number, (file, data, content_type) in enumerate(sent)
     ]
+    # Nothing is stored yet: it waits without a write's place, and ends if the caller hangs up.
+    state = request.state
+    readings = await state.aside(files.read(uploads, sandbox=service.sandbox, caller=state.caller))
     return answer(
         await files.store(
             uploads,
+            readings,
             names=Names(
                 form.names.id, form.names.title, form.names.text, form.names.creation_time or form.names.time
             ),
-            sandbox=service.sandbox,
             upsert=lambda items: _upsert(request, name, items, form.refresh),
             now=service.now(),
         )
@@ -1001,12 +1005,14 @@ async def delete_collection(
 # --- health --------------------------------------------------------------------------------------------------------------
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", tags=["health"], summary="Is the process alive")
 async def livez() -> Response:
     """Answer at once, asking nobody."""
     return Response(b'{"status":"alive"}', media_type=JSON)
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", tags=["health"], summary="Can it serve")
 async def readyz(request: Request) -> Response:
     """Ask each dependency: ready, degraded (no embedder: words alone are searched; no writes), or 503."""
@@ -1067,6 +1073,10 @@ def install_handlers(app: FastAPI) -> None:
         made = InvalidRequest(f"{name}: {detail}", field=name, remedy=remedy)
         return problem(made, request_id=_request_id(request))
 
+    async def gone(request: Request, error: Exception) -> Response:
+        # Nobody reads it; the line of the access log is all that is to be said.
+        return Response(status_code=499)
+
     async def unforeseen(request: Request, error: Exception) -> Response:
         made = HalflifeError("something went wrong on our side", remedy="report it with this request_id")
         return problem(made, request_id=_request_id(request))
@@ -1074,6 +1084,7 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HalflifeError, ours)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(RequestValidationError, parameters)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(Exception, unforeseen)
 
 

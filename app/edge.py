@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from app import observing
@@ -24,6 +24,7 @@ from app.errors import (
     Forbidden,
     HalflifeError,
     InvalidRequest,
+    Overloaded,
     TooManyRequests,
     Unauthorized,
 )
@@ -36,6 +37,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[ConnectionScope, Receive, Send], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
+Result = TypeVar("Result")
 
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 """Paths that ask for no key and are answered under any load: who watches the service must still see it."""
@@ -131,6 +133,7 @@ class Edge:
 
         try:
             name = self._admit(scope)
+            state["caller"] = name
             budget_s = self._budget(scope)
             state["deadline"] = self._clock() + budget_s
             path = scope["path"]
@@ -233,6 +236,29 @@ class Edge:
         place.arrive()
         if intake.empty or scope["method"] in _WITHOUT_BODY:
             place.be_answered()  # it was looked at a moment ago, and nothing has run since
+
+        async def aside(doing: Awaitable[Result]) -> Result:
+            """Return what is waited for without a place among those that are answered; ended if the caller hangs up.
+
+            For what stores nothing and waits for its own turn. Raises Overloaded where no place is free afterwards.
+            """
+            place.step_aside()
+            task = asyncio.ensure_future(doing)
+            try:
+                await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    raise _HungUp("the caller hung up before anything was stored")
+                result = await task
+                place.be_answered()
+            except Overloaded as error:
+                state["refused"] = error.code
+                raise
+            finally:
+                task.cancel()
+                await asyncio.wait({task})
+            return result
+
+        state["aside"] = aside
         work = asyncio.ensure_future(self._app(scope, intake.receive, noting))
         left = asyncio.ensure_future(intake.left())
         coming = asyncio.ensure_future(intake.came())
@@ -257,7 +283,7 @@ class Edge:
                     )
             else:
                 await work
-        except (_BodyLarge, _BodySlow, _Overloaded):
+        except (_BodyLarge, _BodySlow, Overloaded):
             pass
         finally:
             place.leave()
@@ -385,7 +411,7 @@ class _Place:
         self._bytes += count
         try:
             self._room.hold(count)
-        except _Overloaded:
+        except Overloaded:
             self._room.let_go(self._bytes)
             self._bytes = 0
             raise
@@ -399,6 +425,12 @@ class _Place:
         self._begun = self._room.clock()
         # How long the body took on its way is not the service's time.
         self._request["deadline"] = self._begun + self._budget_s
+
+    def step_aside(self) -> None:
+        """Give the place back and count among those that arrive, until it is taken again."""
+        if self.answered:
+            self._room.leave(self._room.clock() - self._begun, writes=self._writes)
+            self.arrive()
 
     def leave(self) -> None:
         if self._state == "arriving":
@@ -520,10 +552,10 @@ def _hostname(url: str) -> str:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-class _Overloaded(HalflifeError):
-    status = 503
-    code = "overloaded"
-    title = "Too many requests at once"
+class _HungUp(HalflifeError):
+    status = 499
+    code = "caller-gone"
+    title = "The caller hung up"
 
 
 class _BodyLarge(HalflifeError):
@@ -539,7 +571,7 @@ class _BodySlow(HalflifeError):
 
 
 def _overloaded(what: str) -> HalflifeError:
-    return _Overloaded(what, remedy="try again after the pause", retry_after_s=1)
+    return Overloaded(what, remedy="try again after the pause", retry_after_s=1)
 
 
 def _writes(scope: ConnectionScope) -> bool:

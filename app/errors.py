@@ -118,6 +118,14 @@ class Unavailable(HalflifeError):
     title = "Unavailable"
 
 
+class Overloaded(HalflifeError):
+    """As much is under way as may be, of all callers or of this one; nothing was done."""
+
+    status = 503
+    code = "overloaded"
+    title = "Too many requests at once"
+
+
 class ClusterUnavailable(Unavailable):
     """Elasticsearch cannot be reached or answered that it can't serve now."""
 

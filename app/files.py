@@ -12,10 +12,10 @@ from typing import Any
 
 from app import bulks
 from app.drafts import Draft, Names, drafts_of
-from app.errors import HalflifeError, InvalidRequest
+from app.errors import HalflifeError, InvalidRequest, UnreadableFile
 from app.extracting import Extracted
 from app.models import BulkResult, FileItemResult, FilesResult, ItemError
-from app.sandbox import Sandbox
+from app.sandbox import Batch, Sandbox
 from app.times import format_instant
 
 UPLOAD_TIME = "it carries no date of its own and none was given: its creation time is the time of the upload"
@@ -31,25 +31,40 @@ class Upload:
     given: Mapping[str, Any]
 
 
+Reading = Extracted | UnreadableFile
+
+
+async def read(uploads: Sequence[Upload], *, sandbox: Sandbox, caller: str) -> list[Reading]:
+    """Return what each file says, or why it can't be read; nothing is stored. Cancelled, it ends the reading.
+
+    `caller` is whom the waiting is counted under. Raises Overloaded where the files can't be read soon.
+    """
+    with sandbox.batch(caller, sum(len(upload.data) for upload in uploads)) as batch:
+        waiting = asyncio.get_running_loop().call_later(sandbox.line.wait_s, batch.give_up)
+        try:
+            return await asyncio.gather(*(_read(upload, batch) for upload in uploads))
+        finally:
+            waiting.cancel()
+
+
 async def store(
     uploads: Sequence[Upload],
+    readings: Sequence[Reading],
     *,
     names: Names,
-    sandbox: Sandbox,
     upsert: Callable[[Sequence[Any]], Awaitable[BulkResult]],
     now: datetime,
 ) -> FilesResult:
-    """Read the files and store what they say; one result for each document, and for each file that gave none.
+    """Store what the files say; one result for each document, and for each file that gave none.
 
     `upsert` stores documents as an upsert does. Raises InvalidRequest if not one document is valid, with `items` and
     `failed`, and whatever kept all of them out at once.
     """
-    readings = await asyncio.gather(*(_read(upload, sandbox) for upload in uploads))
     results: list[FileItemResult | None] = []
     sent: list[tuple[int, Upload, Draft]] = []
     called: set[str] = set()
     for upload, found in zip(uploads, readings, strict=True):
-        if isinstance(found, HalflifeError):
+        if isinstance(found, UnreadableFile):
             results.append(_failed(upload, None, found))
             continue
         drafts = drafts_of(
@@ -98,12 +113,12 @@ async def store(
     return _result([item for item in results if item is not None])
 
 
-async def _read(upload: Upload, sandbox: Sandbox) -> Extracted | HalflifeError:
+async def _read(upload: Upload, batch: Batch) -> Reading:
     try:
         return await asyncio.wrap_future(
-            sandbox.submit(upload.data, name=upload.name, content_type=upload.content_type)
+            batch.submit(upload.data, name=upload.name, content_type=upload.content_type)
         )
-    except HalflifeError as error:
+    except UnreadableFile as error:
         return error
 
 

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from app import catalog, indexing, observing, openapi, watching
 from app.api import Service, install_handlers, router
-from app.edge import OPEN_PATHS, Edge, Guard
+from app.edge import HELD_BODIES, OPEN_PATHS, Edge, Guard
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError, InvalidRequest
@@ -36,7 +36,7 @@ from app.metering import Metering
 from app.models import Collection
 from app.reranking import Reranker
 from app.rewriting import Rewriter
-from app.sandbox import Bounds, Sandbox
+from app.sandbox import Bounds, Line, Sandbox
 from app.search import Doors
 from app.searchlog import SearchLog
 from app.settings import Settings
@@ -49,6 +49,9 @@ log = logging.getLogger("halflife")
 VERSION = "0.1.0"
 CLOSE_WITHIN_S = 0.7
 """Touches that can't be written by then are given up: a service that stops must not hang on a dead cluster."""
+
+SMALL_FILE_SHARE = 1 / 6
+"""Of the longest reading, for a small file and for each MiB: 10 s and 10 s a MiB of 60 s, which 5 MiB have whole."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -119,6 +122,8 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         docs_url="/docs" if settings.docs else None,
         redoc_url=None,
+        # A redirect would take its host from the request.
+        redirect_slashes=False,
         openapi_url="/openapi.json" if settings.docs else None,
         # Its own spans of each request, where a provider of traces is set up; metrics and logs are ours.
         telemetry={
@@ -290,7 +295,17 @@ def open_reranker(settings: Settings) -> Reranker | None:
 def _sandbox(settings: Settings) -> Sandbox:
     return Sandbox(
         workers=settings.file_workers,
-        bounds=Bounds(timeout_s=settings.file_timeout_s, memory_bytes=settings.file_memory_bytes),
+        bounds=Bounds(
+            timeout_s=settings.file_timeout_s,
+            memory_bytes=settings.file_memory_bytes,
+            small_share=SMALL_FILE_SHARE,
+        ),
+        # The other half is left to bodies that arrive, and to writes of documents.
+        line=Line(
+            uploads=settings.file_queue,
+            most_bytes=(settings.max_held_bytes or HELD_BODIES * settings.max_body_bytes) // 2,
+            wait_s=settings.file_wait_s,
+        ),
         limits=Limits(
             max_bytes=settings.file_max_bytes,
             max_unpacked_bytes=settings.file_max_unpacked_bytes,

@@ -159,11 +159,30 @@ class Settings(BaseSettings):
     )
     file_max_pages: int = Field(5_000, ge=1, description="Pages of one PDF.")
     file_max_rows: int = Field(10_000, ge=1, description="Rows of one uploaded table or line file.")
-    file_timeout_s: float = Field(60.0, gt=0, le=3600, description="Longest reading of one file.")
+    file_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Longest reading of one file; of less than 5 MiB a part: a sixth, and another for each MiB.",
+    )
     file_memory_bytes: int = Field(
         2 * 2**30, ge=2**28, description="Address space of a process that reads files."
     )
-    file_workers: int = Field(2, ge=1, le=64, description="Processes that read files at once.")
+    file_workers: int = Field(
+        2,
+        ge=1,
+        le=64,
+        description="Processes that read files at once; one more serves callers of whom no file is being read.",
+    )
+    file_queue: int = Field(
+        64,
+        ge=1,
+        le=4096,
+        description="Uploads that are read or wait to be; a caller may have half. More get 503.",
+    )
+    file_wait_s: float = Field(
+        20.0, gt=0, le=3600, description="Longest wait for the first file of an upload to be begun; then 503."
+    )
 
     rerank_url: str | None = Field(
         None, description="A reranker (Cohere/Jina/vLLM/Infinity/llama.cpp or TEI form)."

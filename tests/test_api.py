@@ -612,6 +612,20 @@ def test_a_cursor_stands_alone_and_can_not_be_altered(client, collection):
     problem(client.post("/v1/search", json={"cursor": ""}), 422, "cursor")
 
 
+def test_no_path_redirects_to_the_host_that_a_caller_names(client):
+    for path in ("/livez/", "/v1/collections/", "/readyz/"):
+        answer = client.get(path, headers={"Host": "127.0.0.1:1"}, follow_redirects=False)
+        assert answer.status_code == 404
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "location" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_who_watches_may_ask_for_the_head_alone(client, path):
+    answer = client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_a_request_keeps_its_id(client):
     assert client.get("/livez", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
     assert client.get("/nowhere", headers={"X-Request-Id": "mine-2"}).json()["request_id"] == "mine-2"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 
+from app.api import install_handlers
 from app.edge import Edge, Guard
+from app.errors import HalflifeError
 from app.keys import Keyring, hash_of, parse_keys
 from app.limits import Buckets, Limits
+from app.metering import Metering
 from app.models import Search
 from scripts.serving import impatient
 
@@ -451,6 +455,99 @@ async def test_a_body_on_its_way_in_takes_nobodys_place():
     assert guarded.load == (0, 0, 0)
 
 
+class Aside:
+    """Waits aside until it is let go, then answers."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.ended: list[str] = []
+        self.waiting = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"].endswith("/files"):
+            try:
+                await scope["state"]["aside"](self.wait())
+            except HalflifeError as error:
+                self.ended.append(error.code)
+                raise
+        await hello(scope, receive, send)
+
+    async def wait(self) -> None:
+        self.waiting += 1
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+        finally:
+            self.waiting -= 1
+
+    async def until(self, waiting: int) -> None:
+        async with asyncio.timeout(5):
+            while self.waiting != waiting:  # noqa: ASYNC110 - a few turns of the loop
+                await asyncio.sleep(0)
+
+
+FILES, DOCUMENTS = "/v1/collections/c/files", "/v1/collections/c/documents"
+
+
+async def test_who_waits_aside_holds_no_place_and_takes_one_afterwards():
+    work = Aside()
+    guarded = edge(work, max_concurrent=4)  # three of them writes
+    uploads = [Call(FILES) for _ in range(3)]
+    served = []
+    for number, call in enumerate(uploads):
+        served.append(asyncio.create_task(call.to(guarded)))
+        await work.until(number + 1)
+    assert guarded.load == (0, 3, 0)
+    assert (await Call(DOCUMENTS).to(guarded)).status == 200
+    work.go.set()
+    await asyncio.gather(*served)
+    assert [call.status for call in uploads] == [200, 200, 200]
+    assert guarded.load == (0, 0, 0)
+
+
+async def test_who_waited_aside_is_refused_where_no_place_is_free_then():
+    work, slow = Aside(), Slow(reads=False)
+
+    async def both(scope: Any, receive: Any, send: Any) -> None:
+        await (work if scope["path"] == FILES else slow)(scope, receive, send)
+
+    guarded = edge(install(both), max_concurrent=1)
+    upload, other = Call(FILES), Call(DOCUMENTS)
+    served = [asyncio.create_task(upload.to(guarded))]
+    await work.until(1)
+    served.append(asyncio.create_task(other.to(guarded)))
+    await slow.begun.wait()
+    work.go.set()
+    await asyncio.wait_for(served[0], 5)
+    assert (upload.status, upload.problem) == (503, "overloaded")
+    assert upload.scope["state"]["refused"] == "overloaded"
+    slow.go.set()
+    await asyncio.wait_for(served[1], 5)
+    assert other.status == 200
+    assert guarded.load == (0, 0, 0)
+
+
+async def test_what_waits_aside_is_dropped_when_the_caller_hangs_up():
+    work = Aside()
+    guarded, call = edge(install(work), max_concurrent=1), Call(FILES)
+    served = asyncio.create_task(call.to(guarded))
+    await work.until(1)
+    call.hang_up.set()
+    await asyncio.wait_for(served, 5)
+    assert work.ended == ["cancelled", "caller-gone"]
+    assert guarded.load == (0, 0, 0)
+
+
+def install(app: Callable[..., Awaitable[None]]) -> FastAPI:
+    """Return the application with the service's answers to failures around it."""
+    made = FastAPI(redirect_slashes=False)
+    made.mount("/", app)
+    install_handlers(made)
+    return made
+
+
 async def test_senders_and_their_bytes_are_bounded():
     guarded = edge(max_concurrent=1, max_body_bytes=100)
     slow = [Call(chunks=[b"x" * 90, b"y"]) for _ in range(17)]
@@ -532,21 +629,27 @@ async def test_the_budget_begins_when_the_body_is_whole():
 # --- heads ---------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def port() -> AsyncIterator[int]:
-    """A served application whose patience with heads is short."""
-    config = uvicorn.Config(
-        hello, lifespan="off", log_level="critical", http=impatient(0.3), timeout_keep_alive=30
-    )
-    server = uvicorn.Server(config)
+@asynccontextmanager
+async def served(app: Any, **more: Any) -> AsyncIterator[int]:
+    """Serve the application until the block ends; gives the port."""
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **more))
     listener = socket.create_server(("127.0.0.1", 0))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:  # noqa: ASYNC110 - uvicorn tells it by a flag
         await asyncio.sleep(0.01)
-    yield listener.getsockname()[1]
-    server.should_exit = True
-    await serving
-    listener.close()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """A served application whose patience with heads is short."""
+    async with served(hello, log_level="critical", http=impatient(0.3), timeout_keep_alive=30) as port:
+        yield port
 
 
 REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nab"
@@ -574,6 +677,44 @@ async def test_a_connection_between_two_requests_is_kept(port):
         await asyncio.sleep(0.6)
     writer.close()
     await writer.wait_closed()
+
+
+BROKEN_OFF = {
+    "a chunk of no length": b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\nzz\r\n",
+    "a negative chunk": b"transfer-encoding: chunked\r\n\r\n-1\r\n",
+    "half a body": b"content-length: 9\r\n\r\nab",
+    "half a chunked body": b"transfer-encoding: chunked\r\n\r\n9\r\nab",
+}
+
+
+@pytest.mark.parametrize("rest", BROKEN_OFF.values(), ids=BROKEN_OFF.keys())
+async def test_a_caller_who_breaks_off_costs_a_line_of_the_log_and_no_traceback(rest, caplog):
+    app = FastAPI()
+    ended = asyncio.Event()
+
+    @app.post("/v1/x")
+    async def take(request: Request) -> int:
+        return len(await request.body())
+
+    install_handlers(app)
+    counted = Metering(edge(app))
+
+    async def whole(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await counted(scope, receive, send)
+        finally:
+            ended.set()
+
+    caplog.set_level("INFO", "halflife.access")
+    async with served(whole, log_config=None) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/x HTTP/1.1\r\nhost: 127.0.0.1\r\n" + rest)
+        await writer.drain()
+        writer.close()
+        await asyncio.wait_for(ended.wait(), 20)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR" or r.exc_info] == []
+    [line] = [r for r in caplog.records if r.name == "halflife.access"]
+    assert line.getMessage().startswith("POST /v1/x 499 ")
 
 
 # --- how much ----------------------------------------------------------------------------------------------------------------------

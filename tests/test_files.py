@@ -2,12 +2,14 @@
 
 import io
 import json
+import socket
 import threading
 import time
 import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -15,11 +17,11 @@ import pytest
 
 from app import files
 from app.drafts import Names
-from app.errors import LimitExceeded, UnreadableFile
+from app.errors import LimitExceeded, Overloaded, UnreadableFile
 from app.extracting import Limits
 from app.limits import Limits as RequestLimits
 from app.models import BulkResult
-from app.sandbox import Bounds, Sandbox
+from app.sandbox import Bounds, Line, Sandbox
 from app.settings import Settings
 from tests.fakes import EmbeddingServer
 from tests.papers import epub, pdf, word
@@ -38,6 +40,7 @@ def service(node_url: str) -> Iterator[Running]:
             embedding_model="far-end",
             embedding_dims=DIMS,
             file_workers=1,
+            max_concurrent_requests=8,
         )
         with serving(settings) as running:
             yield running
@@ -276,8 +279,10 @@ async def test_more_rows_than_one_request_may_hold_is_told_as_that_limit():
         raise AssertionError("the limit let them through")
 
     table = files.Upload("faq.csv", b"id,text\n1,one\n2,two\n", None, {})
-    with Sandbox(workers=1) as sandbox, pytest.raises(LimitExceeded, match="2 items at once"):
-        await files.store([table], names=Names(), sandbox=sandbox, upsert=refuse, now=datetime.now(UTC))
+    with Sandbox(workers=1) as sandbox:
+        readings = await files.read([table], sandbox=sandbox, caller="a")
+    with pytest.raises(LimitExceeded, match="2 items at once"):
+        await files.store([table], readings, names=Names(), upsert=refuse, now=datetime.now(UTC))
 
 
 def test_reading_that_takes_too_long_is_ended_and_the_next_file_is_read():
@@ -286,6 +291,11 @@ def test_reading_that_takes_too_long_is_ended_and_the_next_file_is_read():
             sandbox.extract(b"words", name="a.txt")
         sandbox._bounds = Bounds()
         assert sandbox.extract(b"words", name="a.txt").text == "words"
+
+
+def test_a_small_file_has_a_part_of_the_time():
+    bounds = Bounds(timeout_s=60, small_share=1 / 6)
+    assert [bounds.seconds(size) for size in (0, 2**20, 5 * 2**20, 2**30)] == pytest.approx([10, 20, 60, 60])
 
 
 def test_reading_that_takes_too_much_memory_is_ended_and_the_next_file_is_read():
@@ -325,3 +335,132 @@ def test_the_processes_see_no_environment_and_end_with_the_sandbox():
     assert b"PATH" not in seen
     sandbox.close()
     assert process._process.poll() is not None
+
+
+# --- the line --------------------------------------------------------------------------------------------------------
+
+ENDLESS = b"<p " + b" ".join(b"a%d=1" % n for n in range(200_000)) + b">x"
+"""A page whose reading takes about a minute: no test waits for its end."""
+
+
+def test_a_caller_with_long_files_makes_no_other_wait():
+    with Sandbox(workers=1) as sandbox, sandbox.batch("a", 1) as mine:
+        long = [mine.submit(ENDLESS, name="h.html") for _ in range(3)]
+        with sandbox.batch("b", 1) as other:
+            assert other.submit(b"words", name="a.txt").result(60).text == "words"
+        assert [one.done() for one in long] == [False] * 3
+
+
+def test_callers_take_turns():
+    order: list[str] = []
+    with Sandbox(workers=1) as sandbox, sandbox.batch("y", 1) as reserve, sandbox.batch("a", 1) as mine:
+        with sandbox.batch("z", 1) as first:
+            for busy in (first, reserve):
+                busy.submit(ENDLESS, name="h.html")
+            other = sandbox.batch("b", 1)
+            waiting = {"a1": mine, "a2": mine, "a3": mine, "b1": other}
+            read = []
+            for name, batch in waiting.items():
+                read.append(batch.submit(b"words", name=f"{name}.txt"))
+                read[-1].add_done_callback(partial(lambda name, _: order.append(name), name))
+            assert sandbox.load == (2, 4)
+        for one in read:
+            assert one.result(60).text == "words"
+    assert order == ["a1", "b1", "a2", "a3"]
+
+
+def test_an_upload_that_leaves_is_dropped_read_or_not():
+    with Sandbox(workers=1) as sandbox:
+        with sandbox.batch("a", 1) as batch:
+            begun, waiting = (batch.submit(ENDLESS, name="h.html") for _ in range(2))
+            assert sandbox.load == (1, 1)
+        assert waiting.cancelled()
+        assert isinstance(begun.exception(60), UnreadableFile)
+        assert sandbox.load == (0, 0)
+        assert sandbox._callers == {}
+        assert sandbox.extract(b"words", name="a.txt").text == "words"
+
+
+def test_an_upload_that_waits_too_long_is_turned_away_and_one_that_is_begun_is_not():
+    with (
+        Sandbox(workers=1) as sandbox,
+        sandbox.batch("a", 1) as begun,
+        sandbox.batch("b", 1) as reserve,
+        sandbox.batch("c", 1) as late,
+    ):
+        long = [batch.submit(ENDLESS, name="h.html") for batch in (begun, begun, reserve)]
+        waiting = late.submit(b"words", name="a.txt")
+        for batch in (begun, reserve, late):
+            batch.give_up()
+        assert isinstance(waiting.exception(60), Overloaded)
+        assert [one.done() for one in long] == [False] * 3
+
+
+async def test_a_whole_upload_is_turned_away_if_none_of_its_files_is_begun_in_time():
+    line = Line(wait_s=0.01)
+    two = [files.Upload(name, b"words", None, {}) for name in ("a.txt", "b.txt")]
+    with (
+        Sandbox(workers=1, line=line) as sandbox,
+        sandbox.batch("a", 1) as one,
+        sandbox.batch("b", 1) as other,
+    ):
+        for busy in (one, other):
+            busy.submit(ENDLESS, name="h.html")
+        with pytest.raises(Overloaded, match=r"within 0\.01 s"):
+            await files.read(two, sandbox=sandbox, caller="c")
+        assert sandbox.load == (2, 0)
+
+
+FULL = {
+    "a caller's uploads": (Line(uploads=4), [("a", 1), ("a", 1)], ("a", 1), "2 of your uploads"),
+    "all uploads": (Line(uploads=2), [("a", 1), ("b", 1)], ("c", 1), "2 uploads"),
+    "a caller's bytes": (Line(most_bytes=100), [("a", 30)], ("a", 30), "1 of your uploads"),
+    "all bytes": (Line(most_bytes=100), [("a", 50), ("b", 50)], ("c", 1), "2 uploads"),
+}
+
+
+@pytest.mark.parametrize("line, held, more, told", FULL.values(), ids=FULL.keys())
+def test_the_line_is_bounded_and_a_caller_has_half_of_it(line, held, more, told):
+    with Sandbox(line=line) as sandbox:
+        held = [sandbox.batch(*one) for one in held]
+        with pytest.raises(Overloaded, match=told) as caught:
+            sandbox.batch(*more)
+        assert caught.value.retry_after_s
+        with held[0]:
+            pass
+        sandbox.batch(*more)
+
+
+def test_one_upload_is_taken_whatever_its_size():
+    with Sandbox(line=Line(most_bytes=10)) as sandbox:
+        sandbox.batch("a", 1000)
+
+
+@pytest.mark.node
+def test_uploads_that_take_long_stop_no_write_and_are_dropped_when_their_callers_hang_up(service, collection):
+    def until(load: tuple[int, int]) -> None:
+        deadline = time.monotonic() + 60
+        while service.server.config.app.state.service.sandbox.load != load:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="h.html"\r\n\r\n' + ENDLESS
+    form += b"\r\n--x--\r\n"
+    host, port = service.client.base_url.host, service.client.base_url.port
+    head = (
+        f"POST /v1/collections/{collection}/files HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(form)}\r\n"
+        "Content-Type: multipart/form-data; boundary=x\r\n\r\n"
+    )
+    callers = []
+    for number in range(12):  # more than requests may be answered at once
+        callers.append(socket.create_connection((host, port)))
+        callers[-1].sendall(head.encode() + form)
+        until((1, number))
+    answer = service.client.post(
+        f"/v1/collections/{collection}/documents", json={"documents": [{"id": "d", "text": "words"}]}
+    )
+    assert answer.status_code == 200, answer.text
+    for caller in callers:
+        caller.close()
+    until((0, 0))
+    assert upload(service, collection, ("a.txt", b"words")).status_code == 200
