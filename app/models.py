@@ -1027,6 +1027,10 @@ Keyword = Annotated[Text, Field(min_length=1, max_length=MAX_KEYWORD_CHARS)]
 Revision = Annotated[int, Field(ge=1, le=2**62), WHOLE]
 
 
+NUMBERS_BELOW = 10**999
+"""Elasticsearch reads no number of more than 1000 characters, its sign included."""
+
+
 def _check_metadata(value: dict[str, Any]) -> dict[str, Any]:
     stack: list[tuple[Any, int, str]] = [(value, 1, "metadata")]
     seen = 0
@@ -1058,6 +1062,8 @@ def _check_metadata(value: dict[str, Any]) -> dict[str, Any]:
             _clean_text(node)
         elif isinstance(node, float) and not math.isfinite(node):
             raise invalid(f"{path[:80]} is not a finite number", "leave it out, or write it as text")
+        elif isinstance(node, int) and abs(node) >= NUMBERS_BELOW:
+            raise invalid(f"{path[:80]} is a number of 1000 digits or more", "write it as text")
     return value
 
 

@@ -4,6 +4,7 @@ Turns pydantic's faults into `InvalidRequest`. Knows the forms that a union is r
 """
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
@@ -34,6 +35,8 @@ def described(value: Any) -> str:
         return "a list"
     if isinstance(value, str):
         return "text"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "one that a double can't hold"
     return "a number" if isinstance(value, int | float) else "something else"
 
 
@@ -91,12 +94,13 @@ def explained(fault: Mapping[str, Any]) -> tuple[str, str]:
         bound = f"{words} {_number(told[name])}"
         return f"must be {bound}", f"write a number {'of ' if words.startswith('at ') else ''}{bound}"
     if kind in ("too_short", "string_too_short"):
-        least, unit = told["min_length"], "character" if kind == "string_too_short" else "member"
+        least, unit = told["min_length"], "character" if isinstance(value, str) else "member"
         return (
             "is empty" if least == 1 else "is too short"
         ), f"give it at least {least} {unit}{'s' * (least > 1)}"
     if kind in ("too_long", "string_too_long"):
-        most, unit = told["max_length"], "characters" if kind == "string_too_long" else "members"
+        # Where a check of ours comes before the bound, pydantic no longer knows that it bounds a text.
+        most, unit = told["max_length"], "characters" if isinstance(value, str) else "members"
         return f"has more than {most} {unit}", f"shorten it to {most} {unit}"
     if kind in ("literal_error", "enum"):
         names = re.findall(r"'([^']*)'", told["expected"])

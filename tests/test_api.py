@@ -301,6 +301,18 @@ def test_http_validation_bodies_that_are_not_json(client, name, path):
     problem(client.post(path, content=RAW_BODIES[name]), 422)
 
 
+def test_a_number_that_the_cluster_can_not_read_is_refused_by_its_field(client, collection):
+    def stored(digits: int) -> Any:
+        raw = f'{{"documents":[{{"id":"a","text":"x","metadata":{{"v":[{"9" * digits}]}}}}]}}'
+        return client.post(f"/v1/collections/{collection}/documents", content=raw)
+
+    assert stored(999).json()["items"][0]["status"] == "created"
+    for digits in (1_000, 4_000):
+        told = problem(stored(digits), 422)["items"][0]["error"]
+        assert (told["field"], told["remedy"]) == ("metadata", "write it as text")
+        assert "metadata.v" in told["detail"]
+
+
 @pytest.mark.parametrize("raw", [
     '{"id":"a","text":"x","embedding":[NaN,1,0]}',
     '{"id":"a","text":"x","embedding":[1e999,1,0]}',

@@ -203,3 +203,16 @@ def test_what_is_wrong_and_the_remedy_are_parted_where_we_part_them(name: str) -
     assert detail in entry["detail"]
     assert entry["remedy"].startswith(remedy)
     assert error.remedy == entry["remedy"]
+
+
+@pytest.mark.parametrize("model, sent, told", [
+    (Search, {"query": "x" * 20_000}, "query: has more than 10000 characters"),
+    (Search, {"min_relevance": float("inf")}, "min_relevance: must be a finite number, not one that a double can't hold"),
+    (Document, {"title": "x" * 3_000_000}, "title: has more than"),
+])  # fmt: skip
+def test_what_is_wrong_is_said_in_the_right_words(
+    model: type[BaseModel], sent: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        refusals.parse(model, WHOLE[model] | sent)
+    assert told in refused.value.detail
