@@ -7,7 +7,8 @@ on after them, and come in in any batches. A line is the document as it was sent
 
 import base64
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from datetime import datetime
 from functools import partial
@@ -123,6 +124,13 @@ class Page:
     lines: list[bytes]
     pit: str
     after: str
+
+
+def checksum(lines: Iterable[bytes], before: int = 0) -> int:
+    """Return the CRC-32 of the lines, each with the line feed at its end, behind lines that had that of `before`."""
+    for line_ in lines:
+        before = zlib.crc32(b"\n", zlib.crc32(line_, before))
+    return before
 
 
 async def header(cluster: Cluster, collection: Collection, *, now: datetime) -> Header:

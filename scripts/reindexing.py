@@ -514,19 +514,22 @@ async def export_to(
             left = None
         while True:
             done, pit, after = (left["documents"], left["pit"], left["after"]) if left else (0, None, None)
+            # What an earlier release left off has none, and then neither has the whole.
+            crc = left.get("crc32") if left else 0
             archive.open(at=left["bytes"] if left else None)
             if left is None:
                 head = await transfer.header(cluster, known, now=datetime.now(UTC))
                 total = head.documents
-                archive.write(
-                    [encode(asdict(head))], collection=collection, documents=0, pit=None, after=None
-                )
+                first = [encode(asdict(head))]
+                crc = transfer.checksum(first)
+                archive.write(first, collection=collection, documents=0, pit=None, after=None, crc32=crc)
             else:
                 total = left["total"]
             try:
                 pages = transfer.export(cluster, known, pit=pit, after=after, keep_alive_s=keep_alive_s)
                 async for page in pages:
                     done += len(page.lines)
+                    crc = None if crc is None else transfer.checksum(page.lines, crc)
                     archive.write(
                         page.lines,
                         collection=collection,
@@ -534,13 +537,15 @@ async def export_to(
                         pit=page.pit,
                         after=page.after,
                         total=total,
+                        crc32=crc,
                     )
                     report(Progress("exporting", done, max(done, total)))
                 break
             except CursorExpired:
                 say("The moment that this export showed is gone; it begins anew.")
                 left = None
-        archive.write([encode({"halflife_export_end": True, "documents": done})], documents=done)
+        end = {"halflife_export_end": True, "documents": done}
+        archive.write([encode(end if crc is None else {**end, "crc32": crc})], documents=done)
         archive.finish()
         return done
 
@@ -637,6 +642,7 @@ async def import_from(
     from app.writes import Stamper
     from scripts.archives import read_lines, write_json
 
+    _check_whole(file)
     entries = _entries(read_lines(file))
     first = next(entries, None)
     if first is None:
@@ -701,6 +707,31 @@ async def import_from(
     importer.tally.newer += skip
     sidecar.unlink(missing_ok=True)
     return importer.tally
+
+
+def _check_whole(file: Path) -> None:
+    """Raise InvalidRequest where the lines are not those that were exported, before any is stored.
+
+    Only where the last line tells their checksum: earlier releases wrote none, and what is cut off is told later.
+    """
+    from app.errors import InvalidRequest
+    from app.transfer import checksum
+    from scripts.archives import read_lines
+
+    found, last = 0, None
+    try:
+        for line in read_lines(file):
+            if last is not None:
+                found = checksum([last], found)
+            last = line
+        end = json.loads(last or b"null")
+    except ValueError:
+        return
+    if isinstance(end, dict) and end.get("halflife_export_end") and end.get("crc32", found) != found:
+        raise InvalidRequest(
+            f"{file} is damaged: what it holds is not what was exported",
+            remedy="copy or export it again; nothing was stored",
+        )
 
 
 def _entries(lines: Iterator[bytes]) -> "Iterator[tuple[bytes, dict[str, Any]]]":

@@ -94,7 +94,7 @@ async def test_what_was_exported_comes_back_exactly(
     second = tmp_path / f"second{suffix}"
     await reindexing.export_to(world.cluster, other.name, second)
     ones, twos = list(read_lines(file)), list(read_lines(second))
-    assert ones[1:] == twos[1:]
+    assert ones[1:-1] == twos[1:-1]
 
 
 async def test_how_searches_rank_comes_back_with_a_new_collection_only(
@@ -233,6 +233,17 @@ async def test_a_stopped_import_goes_on_and_a_cut_off_file_is_told(
     cut.write_bytes(b"\n".join(list(read_lines(file))[:20]))
     with pytest.raises(InvalidRequest, match="ends after 19 documents"):
         await reindexing.import_from(world.cluster, cut, collection=other.name, embedder=world.embedder)
+    lines = list(read_lines(file))
+    changed = tmp_path / "changed.jsonl"
+    changed.write_bytes(b"\n".join(line.replace(b"text 2", b"tex! 2") for line in lines) + b"\n")
+    third = World(world.cluster, unique("third"), world.embedders)
+    with pytest.raises(InvalidRequest, match="not what was exported"):
+        await reindexing.import_from(world.cluster, changed, collection=third.name, embedder=world.embedder)
+    # An export of an earlier release has no checksum.
+    end = {key: value for key, value in json.loads(lines[-1]).items() if key != "crc32"}
+    changed.write_bytes(b"\n".join([*lines[:-1], json.dumps(end).encode()]))
+    await reindexing.import_from(world.cluster, changed, collection=third.name, embedder=world.embedder)
+    assert len(await third.dump()) == count
     damaged = tmp_path / "damaged.jsonl.zst"
     damaged.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(InvalidRequest):
