@@ -756,7 +756,13 @@ async def list_documents(
         *(compile_filter(wanted, declared=target.declared) if wanted else ()),
     ]
     page = await service.indexer.list_documents(
-        clauses, collection=target, size=size, after=after, pit=pit, keep_alive_s=LIST_KEEP_ALIVE_S
+        clauses,
+        collection=target,
+        size=size,
+        after=after,
+        pit=pit,
+        keep_alive_s=LIST_KEEP_ALIVE_S,
+        owner=_tag(request),
     )
     following = None
     if page.after is not None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, Literal, Self, TypeVar, cast
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -136,6 +137,59 @@ class BulkOutcome:
         return translate_error({"type": self.error_type, "reason": self.reason}, self.status, doing)
 
 
+class PointsInTime:
+    """Which points in time are open for whom, so that a caller who reads first pages only can't hold any number of them.
+
+    Elasticsearch bounds scrolls (500 in all), but not these. Of the last uses known here: other processes have their own.
+    """
+
+    def __init__(self, *, most: int = 4_000, most_each: int = 1_000) -> None:
+        self._most = most
+        self._most_each = most_each
+        self._held: dict[str, dict[str, float]] = {}
+        """Owner -> id -> until when it is kept, the longest unused first."""
+        self._owners: dict[str, str] = {}
+
+    def add(self, owner: str, pit_id: str, *, keep_alive_s: float, now: float) -> list[str]:
+        """Note one more and return those that are to be closed for it."""
+        full = len(self._owners) >= self._most
+        for of in list(self._held.values()) if full else [self._held.get(owner, {})]:
+            for gone in [id_ for id_, _ in takewhile(lambda entry: entry[1] <= now, of.items())]:
+                self.drop(gone)
+        held = self._held.setdefault(owner, {})
+        held[pit_id] = now + keep_alive_s
+        self._owners[pit_id] = owner
+        surplus = []
+        while len(held) > self._most_each or len(self._owners) > self._most:
+            # Whoever holds the most gives way.
+            fullest = held if len(held) > self._most_each else max(self._held.values(), key=len)
+            surplus.append(next(iter(fullest)))
+            self.drop(surplus[-1])
+        return surplus
+
+    def use(self, body: Mapping[str, Any], *, now: float) -> None:
+        """Note that a search reads one, which keeps it as long as the search says from now on."""
+        pit = body.get("pit") or {}
+        owner = self._owners.get(pit.get("id", ""))
+        if owner is not None:
+            held = self._held[owner]
+            until = held.pop(pit["id"])
+            held[pit["id"]] = max(until, now + _seconds(pit.get("keep_alive", "0ms")))
+
+    def drop(self, pit_id: str) -> None:
+        """Forget one that is closed."""
+        owner = self._owners.pop(pit_id, None)
+        if owner is not None:
+            del self._held[owner][pit_id]
+            if not self._held[owner]:
+                del self._held[owner]
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of `120s` or `1500ms`."""
+    return float(text[:-2]) / 1000 if text.endswith("ms") else float(text[:-1])
+
+
 class Cluster:
     """A connection to one Elasticsearch cluster, through any number of its nodes."""
 
@@ -155,6 +209,8 @@ class Cluster:
         self._write_places = asyncio.Semaphore(max(1, places - places // 4))
         self._pool_wait_s = pool_wait_s
         self._timed: dict[float, AsyncElasticsearch] = {}
+        self._points = PointsInTime()
+        self._background: set[asyncio.Task[None]] = set()
         self.urls = tuple(urls)
         """The nodes' addresses without passwords."""
         self.release: tuple[int, int] | None = None
@@ -362,6 +418,8 @@ class Cluster:
         """
         if not searches:
             return []
+        for _, body in searches:
+            self._points.use(body, now=self.guard.now())
         lines = [part for header, body in searches for part in (header, self._known(body))]
         answer = await self._read(
             "POST",
@@ -393,6 +451,7 @@ class Cluster:
         doing: str = "searching",
     ) -> Json:
         """Run one search; `index` is None where the body carries a point in time."""
+        self._points.use(body, now=self.guard.now())
         path = "/_search" if index is None else _path(index, "_search")
         return await self._read(
             "POST",
@@ -432,10 +491,12 @@ class Cluster:
         timeout_s: float,
         allow_partial: bool = True,
         shard: int | None = None,
+        owner: str | None = None,
     ) -> str:
         """Open a point in time and return its id; `allow_partial`: also while some shards are missing.
 
-        `shard`: of that shard alone.
+        `shard`: of that shard alone. `owner`: for whom, of those who may not hold many: past the bound their longest unused
+        one is closed. One that is open only after `timeout_s` is closed then.
         """
         params = {
             "keep_alive": f"{max(1, round(keep_alive_s * 1000))}ms",
@@ -443,13 +504,47 @@ class Cluster:
         }
         if shard is not None:
             params["preference"] = f"_shards:{shard}"
-        answer = await self._read(
-            "POST", _path(index, "_pit"), params=params, doing="opening a point in time", timeout_s=timeout_s
+        doing = "opening a point in time"
+        opening = asyncio.create_task(
+            self._read(
+                "POST",
+                _path(index, "_pit"),
+                params=params,
+                doing=doing,
+                # Given up on the way, it would be open and nobody's.
+                timeout_s=max(timeout_s, min(self.request_timeout_s, SET_ASIDE_S)),
+            )
         )
-        return str(answer["id"])
+        begun = self.guard.now()
+        try:
+            async with asyncio.timeout(timeout_s):
+                pit = str((await asyncio.shield(opening))["id"])
+        except TimeoutError as cause:
+            self._in_background(self._close_when_open(opening))
+            error = translate(elastic_transport.ConnectionTimeout("no answer"), doing)
+            silent = self.guard.silent_since(begun)
+            raise self._late(error, doing, timeout_s=timeout_s, silent=silent) from cause
+        except asyncio.CancelledError:
+            self._in_background(self._close_when_open(opening))
+            raise
+        if owner is not None:
+            for surplus in self._points.add(owner, pit, keep_alive_s=keep_alive_s, now=self.guard.now()):
+                self._in_background(self.close_pit(surplus))
+        return pit
+
+    async def _close_when_open(self, opening: "asyncio.Task[Json]") -> None:
+        await asyncio.wait([opening])
+        if not opening.cancelled() and opening.exception() is None:
+            await self.close_pit(str(opening.result()["id"]))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def close_pit(self, pit_id: str) -> None:
         """Close a point in time. Never raises: the cluster drops it by itself when its time is over."""
+        self._points.drop(pit_id)
         try:
             await self._read(
                 "DELETE", "/_pit", body={"id": pit_id}, doing="closing a point in time", accept=(404,)

@@ -709,12 +709,14 @@ class Indexer:
         after: str | None = None,
         pit: str | None = None,
         keep_alive_s: float = SCAN_KEEP_ALIVE_S,
+        owner: str | None = None,
     ) -> Page:
         """Return the matching documents in id order, all for no clauses, as of the first page's point in time.
 
+        `owner`: who pages, of those who may not hold many of these.
         The next page takes `after` and `pit` of this one. Raises CursorExpired when the point in time is gone.
         """
-        pit = pit or await self._open_pit(collection, keep_alive_s)
+        pit = pit or await self._open_pit(collection, keep_alive_s, owner)
         more = {"_source": list(documents.STORED_FIELDS), "track_total_hits": True}
         try:
             answer = await self._page_of(pit, clauses, after, size, more, keep_alive_s)
@@ -735,12 +737,13 @@ class Indexer:
             pit=pit if going_on else None,
         )
 
-    async def _open_pit(self, collection: Collection, keep_alive_s: float) -> str:
+    async def _open_pit(self, collection: Collection, keep_alive_s: float, owner: str | None = None) -> str:
         return await self._cluster.open_pit(
             names.read_alias(collection.name),
             keep_alive_s=keep_alive_s,
             timeout_s=self._patience.request_timeout_s,
             allow_partial=False,
+            owner=owner,
         )
 
     async def _page_of(

@@ -91,7 +91,13 @@ class _Ask:
 
 @observing.staged("recall")
 async def recall(
-    live: list[Run], *, cluster: Cluster, embedder: Embedder, embed_within_s: float, request_id: str | None
+    live: list[Run],
+    *,
+    cluster: Cluster,
+    embedder: Embedder,
+    embed_within_s: float,
+    request_id: str | None,
+    owner: str,
 ) -> str | None:
     """Fill the runs' route answers; return the point in time opened for them, if one was.
 
@@ -105,7 +111,7 @@ async def recall(
     if unpinned:
         alias = names.read_alias(live[0].plan.collection.name)
         opening = asyncio.create_task(
-            cluster.open_pit(alias, keep_alive_s=PIT_KEEP_ALIVE_S, timeout_s=longest(live))
+            cluster.open_pit(alias, keep_alive_s=PIT_KEEP_ALIVE_S, timeout_s=longest(live), owner=owner)
         )
     embedding = asyncio.create_task(
         _embed(live, cluster=cluster, embedder=embedder, within_s=min(embed_within_s, longest(live) / 2))

@@ -362,6 +362,7 @@ async def _recall(live: list[Run], *, doors: Doors, caller: Caller) -> str | Non
         cluster=doors.cluster,
         embedder=doors.embedder if doors.embedder_of is None else doors.embedder_of(collection),
         embed_within_s=doors.embed_within_s,
+        owner=caller.tag,
         request_id=caller.request_id,
     )
 

@@ -17,6 +17,7 @@ from app.elastic import (
     BulkAction,
     BulkOutcome,
     Cluster,
+    PointsInTime,
     encode,
     pack_vector,
     translate,
@@ -24,6 +25,7 @@ from app.elastic import (
     unpack_vector,
 )
 from app.errors import (
+    ClusterOutOfTime,
     ClusterRejected,
     ClusterUnavailable,
     Conflict,
@@ -799,3 +801,55 @@ async def test_many_requests_at_once_share_the_connections(node_url, place):
         assert await asyncio.gather(*(cluster.count(read, timeout_s=20) for _ in range(40))) == [0] * 40
     finally:
         await cluster.close()
+
+
+# --- points in time ------------------------------------------------------------------------------------------------
+
+
+def test_the_longest_unused_point_in_time_of_who_holds_the_most_gives_way():
+    points = PointsInTime(most=5, most_each=3)
+
+    def add(owner: str, pit: str, now: float = 0.0) -> list[str]:
+        return points.add(owner, pit, keep_alive_s=60, now=now)
+
+    assert [add("a", pit) for pit in ("a1", "a2", "a3")] == [[], [], []]
+    points.use({"pit": {"id": "a1", "keep_alive": "60s"}}, now=1.0)
+    assert add("a", "a4") == ["a2"]
+    assert [add("b", pit) for pit in ("b1", "b2")] == [[], []]
+    assert add("c", "c1") == ["a3"]
+    points.drop("a4")
+    points.drop("a4")
+    assert add("c", "c2") == []
+    # What has run out by itself needs no closing.
+    assert [add("c", pit, now=100.0) for pit in ("c3", "c4", "c5")] == [[], [], []]
+
+
+async def _open_contexts(cluster: Cluster) -> int:
+    stats = await cluster.node_stats("indices")
+    return sum(node["indices"]["search"]["open_contexts"] for node in stats["nodes"].values())
+
+
+@pytest.mark.node
+async def test_points_in_time_past_the_bound_are_closed_and_their_readers_told(cluster, place, monkeypatch):
+    _, read, _ = place
+    monkeypatch.setattr(cluster, "_points", PointsInTime(most_each=2))
+    pits = [await cluster.open_pit(read, keep_alive_s=60, timeout_s=10, owner="a key") for _ in range(4)]
+    other = await cluster.open_pit(read, keep_alive_s=60, timeout_s=10)
+    await asyncio.gather(*cluster._background)
+    for pit in pits[:2]:
+        with pytest.raises(CursorExpired):
+            await cluster.search(None, {"pit": {"id": pit, "keep_alive": "60s"}}, timeout_s=10)
+    for pit in (*pits[2:], other):
+        await cluster.search(None, {"pit": {"id": pit, "keep_alive": "60s"}}, timeout_s=10)
+        await cluster.close_pit(pit)
+
+
+@pytest.mark.node
+async def test_a_point_in_time_that_is_open_too_late_is_closed(cluster, place):
+    _, read, _ = place
+    before = await _open_contexts(cluster)
+    for _ in range(3):
+        with pytest.raises(ClusterOutOfTime):
+            await cluster.open_pit(read, keep_alive_s=60, timeout_s=0)
+    await asyncio.gather(*cluster._background)
+    assert await _open_contexts(cluster) <= before
