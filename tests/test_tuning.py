@@ -49,8 +49,9 @@ def test_what_is_not_searched_stays_as_it_is() -> None:
     for options in drawn(start, ["decay"], 20):
         assert (options["fusion"], options["rerank"]) == ({"method": "linear"}, {})
         assert options["routes"] == [{"kind": "text", "weight": 3.0}]
-    with pytest.raises(CannotTune, match="can't hold `rerank`"):
-        tuning.storable(start)
+    assert tuning.storable(start).rerank is not None
+    with pytest.raises(CannotTune, match="can't hold `top_k`"):
+        tuning.storable({**start, "top_k": 5})
 
 
 STARTS: dict[str, dict[str, Any]] = {
