@@ -414,7 +414,12 @@ async def _check_declarable(
         )
     await cluster.refresh(collection.index)
     for key, kind in sorted(added.items()):
-        carry = await cluster.count(collection.index, {"exists": {"field": f"{fields.METADATA}.{key}"}})
+        # Not tombstones, which may tell by it whose document they were.
+        carrying = {
+            "filter": [{"exists": {"field": f"{fields.METADATA}.{key}"}}],
+            "must_not": [{"term": {fields.DELETED: True}}],
+        }
+        carry = await cluster.count(collection.index, {"bool": carrying})
         if carry:
             raise Conflict(
                 f"{carry} documents of `{collection.name}` have the metadata key `{key}` already, without its type",

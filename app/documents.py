@@ -139,12 +139,25 @@ def patched(
     return body
 
 
-def tombstone(id_: str, *, indexed_at: str, revision: int | None) -> Source:
-    """Return `_source` of a deleted document; the caller's revision stays, so that an older one can't bring it back."""
-    body: Source = {fields.DOCUMENT_ID: id_, fields.DELETED: True, fields.INDEXED_AT: indexed_at}
+def tombstone(
+    id_: str, *, indexed_at: str, revision: int | None, marks: Mapping[str, Any] | None = None
+) -> Source:
+    """Return `_source` of a deleted document; the caller's revision stays, so that an older one can't bring it back.
+
+    `marks` are what of it lay inside the filter of the key that deleted it: they tell whose it was.
+    """
+    body: Source = {**(marks or {}), fields.DOCUMENT_ID: id_}
+    body |= {fields.DELETED: True, fields.INDEXED_AT: indexed_at}
     if revision is not None:
         body[fields.REVISION] = revision
     return body
+
+
+def marked(body: Mapping[str, Any]) -> bool:
+    """Tell whether a tombstone tells whose document it was."""
+    return any(
+        name in body for name in FILTERED_FIELDS if name not in (fields.DOCUMENT_ID, fields.INDEXED_AT)
+    )
 
 
 def without_vectors(body: Mapping[str, Any]) -> Source:

@@ -708,6 +708,36 @@ def confined(condition: Condition, document_source: Mapping[str, Any]) -> bool:
             return holds(condition, document_source)
 
 
+def marks(condition: Condition, document_source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return as much of a `_source` inside the condition as tells that it lies inside; empty where that takes more.
+
+    Only values that the condition asks for, so that what remembers them remembers nothing else of the document.
+    """
+    found = _marks(condition, document_source)
+    return found if confined(condition, found) else {}
+
+
+def _marks(condition: Condition, source: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if not confined(condition, source):
+        return made
+    match condition:
+        case AllOf(parts=parts) | AnyOf(parts=parts):
+            for part in parts:
+                more = _marks(part, source)
+                if fields.METADATA in made and fields.METADATA in more:
+                    more[fields.METADATA] |= made[fields.METADATA]
+                made |= more
+        case OneOf(field=field) | Within(field=field):
+            for name in field.indexed:
+                key = name.removeprefix(_METADATA_PREFIX).removeprefix(_DECLARED_PREFIX)
+                if key == name and name in source:
+                    made[name] = source[name]
+                elif key != name and key in (given := source.get(fields.METADATA) or {}):
+                    made.setdefault(fields.METADATA, {})[key] = given[key]
+    return made
+
+
 def names_metadata(clauses: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether compiled clauses look at metadata, whose fields differ between a collection's indices."""
     text = _json(clauses)

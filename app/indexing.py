@@ -29,7 +29,7 @@ from app.errors import (
     HalflifeError,
     Unavailable,
 )
-from app.filters import Condition, confined, holds, names_metadata
+from app.filters import Condition, confined, holds, marks, names_metadata
 from app.models import BulkResult, Collection, Document, DocumentPatch, ItemResult, StoredDocument
 from app.times import format_instant, parse_instant
 from app.writes import Patience, RefreshWhen, Stamper, Stored, Target, Targets, Write, Writer
@@ -440,18 +440,19 @@ class Indexer:
                 except InvalidItem as error:
                     report.fail(position, documents.id_of(ids[position]), error)
                 else:
-                    changes.append(_Change(position, id_, self._burying(id_), deletes=True))
+                    changes.append(_Change(position, id_, self._burying(id_, within), deletes=True))
             await self._change(writer, changes, report, whole=False, within=within)
         # What is gone already may have been deleted a moment ago, without a refresh.
         if refresh != "false" and (report.stored or report.missing):
             await self._show(writer, report)
         return report.result()
 
-    def _burying(self, id_: str) -> "_Apply":
+    def _burying(self, id_: str, within: Condition | None) -> "_Apply":
         indexed_at = format_instant(self._now())
 
         def apply(stored: Stored) -> Source:
-            return documents.tombstone(id_, indexed_at=indexed_at, revision=stored.revision)
+            kept = None if within is None else marks(within, stored.source)
+            return documents.tombstone(id_, indexed_at=indexed_at, revision=stored.revision, marks=kept)
 
         return apply
 
@@ -600,7 +601,7 @@ class Indexer:
                     writes = []
                     for hit in hits:
                         if within is None or confined(within, hit["_source"]):
-                            writes.append(self._burial(hit))
+                            writes.append(self._burial(hit, within))
                         else:
                             failures[hit["_id"]] = failed(hit["_id"], _outside())
                     await writer.write(writes, self._encode_bodies)
@@ -621,12 +622,12 @@ class Indexer:
             await writer.refresh()
         return Deleted(deleted, list(failures.values()))
 
-    def _burial(self, hit: Mapping[str, Any]) -> Write:
+    def _burial(self, hit: Mapping[str, Any], within: Condition | None) -> Write:
         stored = Stored(hit["_version"], hit.get("_source", {}))
-        change = _Change(0, hit["_id"], self._burying(hit["_id"]), deletes=True)
-        body = documents.tombstone(
-            hit["_id"], indexed_at=format_instant(self._now()), revision=stored.revision
-        )
+        bury = self._burying(hit["_id"], within)
+        change = _Change(0, hit["_id"], bury, deletes=True)
+        body = bury(stored)
+        assert body is not None
         return Write(hit["_id"], stored.version + 1, guarded=True, payload=_Body(change, {None: body}))
 
     async def _scan(
@@ -1051,13 +1052,15 @@ def _decide_within(within: Condition, item: _Upsert, writer: Writer) -> Write | 
     anyone else's came between.
     """
     document, stored = item.document, item.stored
-    if stored is not None and not stored.deleted and not confined(within, stored.source):
+    # A tombstone that tells whose it was is as the document was: the id is taken, and nothing more is told.
+    known = stored is not None and (not stored.deleted or documents.marked(stored.source))
+    if stored is not None and known and not confined(within, stored.source):
         if document.if_version is not None and not holds(within, stored.source):
             return conflict(document.id, "there is no such document", None)
         return _outside()
     decision = _decide(item, writer)
     if isinstance(decision, ItemResult) and stored is not None and stored.deleted:
-        # A tombstone does not tell whose it is, so neither its version nor its revision is told.
+        # Of one that a key without a filter made, it is not known whose it was: neither its version nor its revision is told.
         return conflict(document.id, "it was deleted, under this revision or a newer one", None)
     if isinstance(decision, Write):
         decision.version = 1 if stored is None else stored.version + 1

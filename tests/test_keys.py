@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.errors import InvalidRequest
-from app.filters import confined, holds, parse_filter
+from app.filters import confined, holds, marks, parse_filter
 from app.keyfile import KeyFile
 from app.keys import Keyring, bearer, fence, hash_of, parse_keys
 from app.main import create_app
@@ -191,6 +191,18 @@ INSIDE: dict[str, tuple[dict[str, Any], dict[str, Any], bool, bool]] = {
     "exists": ({"tenant": {"exists": True}}, {"metadata": {"tenant": ["a", "b"]}}, True, True),
     "dates": ({"creation_time": "2026-01-02"}, {"creation_time": "2026-01-02T10:00:00Z"}, True, True),
 }
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_document_is_marked_by_no_more_than_the_filter_asks_for(name):
+    given, source, _, whole = INSIDE[name]
+    condition = parse_filter(given, declared=COLLECTION.declared)
+    found = marks(condition, {**source, "text": "secret", "tags": ["secret"]})
+    assert "secret" not in json.dumps(found)
+    assert not found or confined(condition, found)
+    assert not found or whole
+    assert (name in {"mine", "both mine", "dates", "another field too long"}) == bool(found)
+    assert "note" not in found.get("metadata", {})
 
 
 @pytest.mark.parametrize("name", INSIDE)

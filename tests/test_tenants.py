@@ -367,10 +367,28 @@ def test_no_upsert_takes_a_foreign_document_over(a, root, shared, id_, guard):
     assert root.get(f"{path}/{id_}").json() == before
 
 
-def test_a_tombstone_tells_nothing_of_whose_it_was(a, b, root, shared):
+@pytest.mark.parametrize("by", ["id", "filter"])
+def test_the_id_of_a_foreign_tombstone_is_taken_and_nothing_else_is_told(a, b, root, shared, by):
+    path, id_ = f"/v1/collections/{shared}/documents", f"b-late-{by}"
+    b.post(path, json={"documents": [document(id_, "b", revision=77)], "refresh": "true"})
+    given: dict[str, Any] = {"ids": [id_]} if by == "id" else {"filter": {"id": id_}}
+    assert b.post(f"{path}/delete", json=given).json()["deleted"] == 1
+    [living] = a.post(path, json={"documents": [document("b0", "a")]}).json()["items"]
+    guards: list[dict[str, Any]] = [{}, {"revision": 1}, {"revision": 76}, {"revision": 77}, {"revision": 78}]
+    for guard in guards:
+        [item] = a.post(path, json={"documents": [document(id_, "a", **guard)]}).json()["items"]
+        assert item == {**living, "id": id_}
+    # To its owner it is as it was: a late repeat is refused, a new revision is not.
+    for revision, status in ((77, "conflict"), (78, "created")):
+        [item] = b.post(path, json={"documents": [document(id_, "b", revision=revision)]}).json()["items"]
+        assert item["status"] == status
+    assert root.get(f"{path}/{id_}").json()["metadata"]["tenant"] == "b"
+
+
+def test_a_tombstone_that_a_key_without_a_filter_made_tells_no_number(a, b, root, shared):
     path = f"/v1/collections/{shared}/documents"
     b.post(path, json={"documents": [document("b-late", "b", revision=7)]})
-    assert b.delete(f"{path}/b-late").status_code == 200
+    assert root.delete(f"{path}/b-late").status_code == 200
     [item] = a.post(path, json={"documents": [document("b-late", "a", revision=3)]}).json()["items"]
     assert item["status"] == "conflict"
     assert "version" not in item
