@@ -582,9 +582,20 @@ class Cluster:
         if wanted and not vectors:
             wanted["excludes"] = [EMBEDDING]
         docs = [{"_id": id_, "_source": wanted} for id_ in ids]
-        answer = await self._read(
-            "POST", _path(index, "_mget"), body={"docs": docs}, doing="reading documents", timeout_s=timeout_s
-        )
+        pauses = [0.1, 0.3]
+        while True:
+            answer = await self._read(
+                "POST",
+                _path(index, "_mget"),
+                body={"docs": docs},
+                doing="reading documents",
+                timeout_s=timeout_s,
+            )
+            kinds = {kind for entry in answer["docs"] for kind in _types(entry.get("error"))}
+            if _AWAY.isdisjoint(kinds) or not pauses or timeout_s < HANG_S:
+                break
+            # An index that another request is making has its alias before its shards.
+            await asyncio.sleep(pauses.pop(0))
         for entry in answer["docs"]:
             if "error" in entry:
                 raise translate_error(entry["error"], entry.get("status", 500), "reading documents")
@@ -802,7 +813,7 @@ class Cluster:
 
     async def get_mapping(self, index: str) -> dict[str, Json]:
         """Return concrete index -> its mapping."""
-        answer = await self._read("GET", _path(index, "_mapping"), doing=f"reading the mapping of {index}")
+        answer = await self._read("GET", _path(index, "_mapping"), doing="reading the mapping")
         return {name: entry["mappings"] for name, entry in answer.items()}
 
     async def put_mapping(
@@ -1284,6 +1295,20 @@ _BUSY = frozenset({
     "coordination_state_rejected_exception",
     "snapshot_in_progress_exception",
 })  # fmt: skip
+_AWAY = frozenset({
+    "no_shard_available_action_exception",
+    "unavailable_shards_exception",
+    "shard_not_found_exception",
+    "illegal_index_shard_state_exception",
+    "index_shard_not_started_exception",
+    "index_shard_recovering_exception",
+    "node_closed_exception",
+    "node_not_connected_exception",
+    "node_disconnected_exception",
+    "connect_transport_exception",
+    "receive_timeout_transport_exception",
+})  # fmt: skip
+"""What names nodes and shards that are on their way, which a try a little later finds."""
 _CONFLICTS = frozenset({"version_conflict_engine_exception", "resource_already_exists_exception"})
 _TOO_MANY_TERMS = frozenset({"too_many_nested_clauses", "too_many_clauses"})
 _WRAPPERS = frozenset(
@@ -1374,6 +1399,17 @@ def translate_error(error: Any, status: int, doing: str) -> HalflifeError:
         )
     if kind in _CONFLICTS:
         return Conflict(told, **more)
+    if kind in _AWAY:
+        # Its reason names nodes, their addresses and indices, which are no caller's business.
+        return ClusterUnavailable(
+            f"{doing}: a part of the index is not there for the moment",
+            remedy="try again: so it is while a collection is made, moved or deleted; if it stays so, look at the "
+            "cluster's health",
+            retry_after_s=_BUSY_RETRY_S,
+            **more,
+        )
+    if kind == "index_not_found_exception":
+        return NotFound(f"{doing}: there is no such index, or it is just being made or deleted", **more)
     if kind in _NOT_FOUND:
         return NotFound(told, **more)
     if kind == _REJECTED and _never_fits(reason):

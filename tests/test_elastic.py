@@ -180,6 +180,21 @@ def test_errors_are_told_apart_by_type(case):
     json.dumps(translated.problem())
 
 
+@pytest.mark.parametrize(
+    "kind, status",
+    [
+        ("no_shard_available_action_exception", 503),
+        ("unavailable_shards_exception", 503),
+        ("index_not_found_exception", 404),
+    ],
+)
+def test_no_node_address_or_index_reaches_callers(kind, status):
+    reason = "[node-1][127.0.0.1:30109][indices:data/read/open] no such index [halflife-tmp-20261130]"
+    told = translate_error({"type": kind, "reason": reason}, status, "reading documents").problem()
+    assert "127.0.0.1" not in json.dumps(told)
+    assert "halflife-tmp" not in json.dumps(told)
+
+
 @pytest.mark.parametrize("case", ["full queue", "breaker", "no master", "write block", "a proxy's page"])
 def test_what_may_pass_says_when_to_try_again(case):
     error, status, *_ = ANSWERS[case]
