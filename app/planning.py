@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from app import decay, fields, filters, queries, supersession, synonyms
-from app.errors import InvalidRequest, SchemaMismatch
+from app.errors import InvalidRequest, LimitExceeded, SchemaMismatch
 from app.models import (
     DEFAULT_WINDOW,
     MAX_ROUTES,
@@ -242,6 +242,7 @@ def make_plan(
         common += filters.compile_filter(search.filter, declared=collection.declared)
     warnings: list[str] = []
     wanted = _wanted_routes(search, profile, base)
+    _check_words(search, wanted)
     routes: list[PlannedRoute] = []
     for position, route in enumerate(wanted):
         text = route.query or search.query
@@ -447,6 +448,18 @@ def _is_auto(search: Search, profile: Profile) -> bool:
 
 def _base_floor(fusion: Fusion) -> float:
     return 0.0 if fusion.method == "additive" else decay.DEFAULT_FLOOR
+
+
+def _check_words(search: Search, wanted: Sequence[Route]) -> None:
+    """Refuse routes that together look for more words than one search may cost."""
+    texts = [route.query or search.query for route in wanted if not route.kind.endswith("vector")]
+    words = sum(queries.cost(queries.lexical_words(text)[0]) for text in texts)
+    if words > queries.MAX_TERMS_OF_ROUTES:
+        raise LimitExceeded(
+            f"the routes look for {words} words in all, and {queries.MAX_TERMS_OF_ROUTES} is the most",
+            field="routes",
+            remedy="give fewer routes of words, or shorter queries",
+        )
 
 
 def _wanted_routes(search: Search, profile: Profile, base: Decay | None) -> list[Route]:

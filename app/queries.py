@@ -22,6 +22,8 @@ FACTOR_NAME: Final = "factor"
 RELEVANCE_NAME: Final = "relevance"
 DEFAULT_FRESH_MS: Final = 30 * DAY_MS
 MAX_LEXICAL_TERMS: Final = 512
+MAX_TERMS_OF_ROUTES: Final = 4 * MAX_LEXICAL_TERMS
+"""Of all routes of words of one search together."""
 """Distinct words of a query that reach BM25. Each costs up to five clauses; the cluster allows some 8,000 at a
 512 MB heap and answers 400 beyond, so longer queries are cut, and say so."""
 MAX_CANDIDATES: Final = 10_000
@@ -138,6 +140,11 @@ def affordable(words: str, wordings: Sequence[Wording]) -> list[Wording]:
             break
         kept.append(wording)
     return kept
+
+
+def cost(text: str) -> int:
+    """Return how many words, and characters of CJK runs, the text has."""
+    return _cost(text)
 
 
 def _cost(text: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from app import decay, planning, queries
 from app.elastic import Cluster, unpack_vector
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, LimitExceeded
 from app.models import Collection, Decay, Fusion, Profile, Route, Search, Total
 from app.planning import fetch_body, make_plan, measure_body, read_route, route_body
 from app.times import parse_instant, to_ms
@@ -818,3 +818,16 @@ def test_building_bodies_changes_no_plan() -> None:
     kept = copy.deepcopy((plan.filters, plan.routes))
     assert bodies(plan) == bodies(plan)
     assert (plan.filters, plan.routes) == kept
+
+
+def test_many_routes_of_long_queries_are_over_a_limit():
+    text = " ".join(f"w{number}" for number in range(queries.MAX_LEXICAL_TERMS))
+
+    def search(count: int) -> Search:
+        routes = [Route(kind="text", name=f"r{number}") for number in range(count)]
+        return Search(collection="c", query=text, routes=[*routes, Route(kind="vector")])
+
+    make_plan(search(4), collection=COLLECTION, now_ms=NOW_MS)
+    with pytest.raises(LimitExceeded, match="2560 words") as refused:
+        make_plan(search(5), collection=COLLECTION, now_ms=NOW_MS)
+    assert refused.value.field == "routes"
