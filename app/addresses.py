@@ -13,3 +13,11 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+def is_unspecified(host: str) -> bool:
+    """Tell whether an address stands for all interfaces: one to listen on, not one to ask."""
+    try:
+        return ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False

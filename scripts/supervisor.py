@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
+from app.addresses import is_unspecified
 from scripts.distribution import Distribution, LocalStackError, ensure_installed
 from scripts.node import LocalCluster, LocalNode, PortTaken, quicken
 from scripts.stack import (
@@ -511,8 +512,8 @@ def choose_port(given: int | None, remembered: int | None, *, what: str, liked: 
 def reached_at(host: str) -> str:
     """Return the host of the address at which this machine reaches a service that listens on `host`."""
     host = host.strip("[]")
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        return HOST if host == "0.0.0.0" else "[::1]"  # noqa: S104 - likewise
+    if is_unspecified(host):
+        return "[::1]" if ":" in host else HOST
     return f"[{host}]" if ":" in host else host
 
 

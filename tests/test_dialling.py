@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 
-from app.addresses import is_loopback
+from app.addresses import is_loopback, is_unspecified
 from app.dialling import brief, check_key, open_client, parse_url, sendable, shown, with_ending
 
 LOOPBACK = ("localhost", "a.localhost", "127.0.0.1", "127.8.9.1", "::1", "[::1]", "::1%lo")
@@ -18,6 +18,11 @@ def test_loopback_is_known(host: str) -> None:
 @pytest.mark.parametrize("host", ELSEWHERE)
 def test_other_hosts_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
+
+
+def test_all_interfaces_are_told_from_one() -> None:
+    assert [host for host in (*LOOPBACK, *ELSEWHERE) if is_unspecified(host)] == [ELSEWHERE[2], "::"]
+    assert is_unspecified("[::]")
 
 
 @pytest.mark.parametrize(
