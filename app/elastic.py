@@ -210,7 +210,8 @@ class Cluster:
         self._pool_wait_s = pool_wait_s
         self._timed: dict[float, AsyncElasticsearch] = {}
         self._points = PointsInTime()
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._closed = False
         self.urls = tuple(urls)
         """The nodes' addresses without passwords."""
         self.release: tuple[int, int] | None = None
@@ -287,7 +288,14 @@ class Cluster:
         )
 
     async def close(self) -> None:
-        """Close all connections; closing twice is harmless."""
+        """Close all connections, ending what goes on in the background; closing twice is harmless.
+
+        Later calls raise ClusterUnavailable: the client would open connections anew that nobody closes.
+        """
+        self._closed = True
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self._client.close()
 
     # --- the cluster
@@ -505,7 +513,7 @@ class Cluster:
         if shard is not None:
             params["preference"] = f"_shards:{shard}"
         doing = "opening a point in time"
-        opening = asyncio.create_task(
+        opening = self._in_background(
             self._read(
                 "POST",
                 _path(index, "_pit"),
@@ -537,10 +545,11 @@ class Cluster:
         if not opening.cancelled() and opening.exception() is None:
             await self.close_pit(str(opening.result()["id"]))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def close_pit(self, pit_id: str) -> None:
         """Close a point in time. Never raises: the cluster drops it by itself when its time is over."""
@@ -1061,6 +1070,8 @@ class Cluster:
 
         `again`: the request changes nothing, so a failed connection is tried once more. `guarded` false passes pool and breaker by. `judge` tells how far an answer shows a cluster that serves.
         """
+        if self._closed:
+            raise ClusterUnavailable(f"{doing}: this service is ending", retry_after_s=_BUSY_RETRY_S)
         headers = {"accept": "application/json"}
         if body is not None:
             headers["content-type"] = "application/x-ndjson" if isinstance(body, list) else "application/json"

@@ -868,3 +868,19 @@ async def test_a_point_in_time_that_is_open_too_late_is_closed(cluster, place):
             await cluster.open_pit(read, keep_alive_s=60, timeout_s=0)
     await asyncio.gather(*cluster._background)
     assert await _open_contexts(cluster) <= before
+
+
+async def test_closing_ends_what_goes_on_behind_answers_and_opens_nothing_anew() -> None:
+    with FarEnd(lambda _: Reply(hang=True)) as far:
+        cluster = Cluster.connect(urls=[far.url])
+        with pytest.raises(ClusterUnavailable):
+            await cluster.open_pit("halflife-x", keep_alive_s=60, timeout_s=0.05)
+        assert cluster._background
+        await cluster.close()
+        assert not cluster._background
+        asked = len(far.requests)
+        with pytest.raises(ClusterUnavailable, match="this service is ending"):
+            await cluster.count("halflife-x")
+        await cluster.close_pit("a point in time that was found too late")
+        await cluster.close()
+        assert len(far.requests) == asked
