@@ -1070,8 +1070,6 @@ class Cluster:
 
         `again`: the request changes nothing, so a failed connection is tried once more. `guarded` false passes pool and breaker by. `judge` tells how far an answer shows a cluster that serves.
         """
-        if self._closed:
-            raise ClusterUnavailable(f"{doing}: this service is ending", retry_after_s=_BUSY_RETRY_S)
         headers = {"accept": "application/json"}
         if body is not None:
             headers["content-type"] = "application/x-ndjson" if isinstance(body, list) else "application/json"
@@ -1092,6 +1090,9 @@ class Cluster:
         while True:
             place = self._place(timeout_s, writes=writes, retry=retry) if guarded else nullcontext(Call())
             async with place as call:
+                if self._closed:
+                    # Also before a second try, which would open connections anew that nobody closes.
+                    raise ClusterUnavailable(f"{doing}: this service is ending", retry_after_s=_BUSY_RETRY_S)
                 try:
                     sent = client.perform_request(
                         method, target, headers=headers, body=body, endpoint_id=_endpoint(method, path)
