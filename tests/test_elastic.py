@@ -1,6 +1,7 @@
 """The door to Elasticsearch: what it sends, what it makes of each answer and failure, on a real node where it can."""
 
 import asyncio
+import gc
 import inspect
 import json
 import socket
@@ -884,3 +885,21 @@ async def test_closing_ends_what_goes_on_behind_answers_and_opens_nothing_anew()
         await cluster.close_pit("a point in time that was found too late")
         await cluster.close()
         assert len(far.requests) == asked
+
+
+async def test_a_try_that_closing_broke_off_is_not_repeated() -> None:
+    with FarEnd(lambda _: Reply(hang=True)) as far:
+        cluster = Cluster.connect(urls=[far.url])
+        under_way = [
+            asyncio.create_task(cluster.close_pit("one")),
+            asyncio.create_task(cluster.count("halflife-x")),
+        ]
+        while len(far.requests) < len(under_way):  # noqa: ASYNC110 - the far end runs in a thread of its own
+            await asyncio.sleep(0.01)
+        await cluster.close()
+        told = await asyncio.gather(*under_way, return_exceptions=True)
+        assert told[0] is None
+        assert isinstance(told[1], ClusterUnavailable)
+        # A second try would have opened a session that nobody closes: the collector warns of it, which is an error here.
+        assert len(far.requests) == len(under_way)
+    gc.collect()
