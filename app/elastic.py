@@ -537,7 +537,7 @@ class Cluster:
             raise
         if owner is not None:
             for surplus in self._points.add(owner, pit, keep_alive_s=keep_alive_s, now=self.guard.now()):
-                self._in_background(self.close_pit(surplus))
+                self.close_pit_soon(surplus)
         return pit
 
     async def _close_when_open(self, opening: "asyncio.Task[Json]") -> None:
@@ -550,6 +550,10 @@ class Cluster:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+    def close_pit_soon(self, pit_id: str) -> None:
+        """Close a point in time in the background, since that must not lengthen an answer."""
+        self._in_background(self.close_pit(pit_id))
 
     async def close_pit(self, pit_id: str) -> None:
         """Close a point in time. Never raises: the cluster drops it by itself when its time is over."""

@@ -7,7 +7,7 @@ answers. A failing part is noted on the run, not raised, so that the rest can an
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,19 +67,6 @@ class Run:
 def longest(runs: Sequence[Run]) -> float:
     """Return the time budget of what several searches share: one that is in a hurry does not fail the others."""
     return max(run.remaining_s() for run in runs)
-
-
-_BACKGROUND: set[asyncio.Task[None]] = set()
-
-
-def in_background(work: Awaitable[None]) -> None:
-    # Closing a point in time must not lengthen the answer; the set keeps the task from being collected.
-    async def run() -> None:
-        await work
-
-    task = asyncio.create_task(run())
-    _BACKGROUND.add(task)
-    task.add_done_callback(_BACKGROUND.discard)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,16 +133,17 @@ async def recall(
         for task in (embedding, *asking):
             task.cancel()
         if opening is not None:
-            in_background(_close_when_open(opening, cluster=cluster))
+            _let_go(opening, cluster=cluster)
         raise
     return None if opening is None else opening.result()
 
 
-async def _close_when_open(opening: "asyncio.Task[str]", *, cluster: Cluster) -> None:
-    """Close the point in time that nobody will use; one that could not be opened is no one's."""
-    await asyncio.wait([opening])
-    if not opening.cancelled() and opening.exception() is None:
-        await cluster.close_pit(opening.result())
+def _let_go(opening: "asyncio.Task[str]", *, cluster: Cluster) -> None:
+    """See that the point in time is closed which nobody will use; one that could not be opened is no one's."""
+    if not opening.done():
+        opening.cancel()  # the cluster closes what opens all the same
+    elif not opening.cancelled() and opening.exception() is None:
+        cluster.close_pit_soon(opening.result())
 
 
 def _waits(ask: _Ask) -> bool:

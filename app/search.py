@@ -48,7 +48,7 @@ from app.planning import (
     shown,
 )
 from app.ratings import Ratings
-from app.recall import PIT_KEEP_ALIVE_S, Run, ask_all, fatal, in_background, recall
+from app.recall import PIT_KEEP_ALIVE_S, Run, ask_all, fatal, recall
 from app.reranking import Reranker
 from app.rewriting import Rewriter
 from app.stages import (
@@ -276,7 +276,7 @@ async def next_page(
     if isinstance(answer, HalflifeError):
         raise answer
     if answer.cursor is None and run.pit is not None:
-        in_background(doors.cluster.close_pit(run.pit))
+        doors.cluster.close_pit_soon(run.pit)
     return answer
 
 
@@ -313,7 +313,7 @@ async def _answer(
         return answers
     finally:
         if opened is not None and not keep:
-            in_background(doors.cluster.close_pit(opened))
+            doors.cluster.close_pit_soon(opened)
 
 
 async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -> str | None:

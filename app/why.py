@@ -25,7 +25,7 @@ from app.planning import (
     route_body,
     route_query,
 )
-from app.recall import Run, fatal, in_background, located
+from app.recall import Run, fatal, located
 from app.search import (
     NO_RERANKER,
     Caller,
@@ -72,7 +72,7 @@ async def why(
         return await _account(request.id, run, doors=doors, caller=caller)
     finally:
         if pit is not None:
-            in_background(doors.cluster.close_pit(pit))
+            doors.cluster.close_pit_soon(pit)
 
 
 async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) -> WhyResult:
