@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2
 import uvicorn
@@ -21,6 +22,22 @@ class Running:
     url: str
     client: httpx2.Client
     server: uvicorn.Server
+
+
+def settings_for(node_url: str, embedding_url: str, *, dims: int, **more: Any) -> Settings:
+    """Settings of a service before a node of these tests and a far end that embeds any text, without prefixes."""
+    return Settings(
+        **{
+            "elasticsearch_url": node_url,
+            "elasticsearch_timeout_s": 60,
+            "embedding_base_url": embedding_url,
+            "embedding_model": "far-end",
+            "embedding_dims": dims,
+            "embedding_query_prefix": "",
+            "embedding_document_prefix": "",
+            **more,
+        }
+    )
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import pytest
 from app.filters import INNER
 from app.settings import Settings
 from tests.fakes import EmbeddingServer
-from tests.service import Running, serving
+from tests.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.node
 DIMS = 16
@@ -27,14 +27,10 @@ def embedding() -> Iterator[EmbeddingServer]:
 
 @pytest.fixture(scope="module")
 def service(node_url: str, embedding: EmbeddingServer) -> Iterator[Running]:
-    settings = Settings(
-        elasticsearch_url=node_url,
-        elasticsearch_timeout_s=60,
-        embedding_base_url=embedding.base_url,
-        embedding_model="far-end",
-        embedding_dims=DIMS,
-        embedding_query_prefix="",
-        embedding_document_prefix="",
+    settings = settings_for(
+        node_url,
+        embedding.base_url,
+        dims=DIMS,
     )
     with serving(settings) as running:
         yield running

@@ -20,7 +20,7 @@ import pytest
 
 from app.settings import Settings
 from tests.fakes import EmbeddingServer, Reply, RerankServer
-from tests.service import Running, serving
+from tests.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.node
 DIMS = 16
@@ -137,14 +137,10 @@ def reranking() -> Iterator[RerankServer]:
 
 @pytest.fixture(scope="module")
 def service(relay: Relay, embedding: EmbeddingServer, reranking: RerankServer) -> Iterator[Running]:
-    settings = Settings(
-        elasticsearch_url=relay.url,
-        elasticsearch_timeout_s=60,
-        embedding_base_url=embedding.base_url,
-        embedding_model="far-end",
-        embedding_dims=DIMS,
-        embedding_query_prefix="",
-        embedding_document_prefix="",
+    settings = settings_for(
+        relay.url,
+        embedding.base_url,
+        dims=DIMS,
         embedding_query_timeout_s=30,
         rerank_url=reranking.url,
         rerank_timeout_s=30,

@@ -16,11 +16,10 @@ from app.elastic import Cluster
 from app.errors import Unavailable
 from app.models import Collection
 from app.reranking import Reranker
-from app.settings import Settings
 from scripts import cli
 from tests.fakes import EmbeddingServer, FarEnd, Reply, Seen
 from tests.searching import Asker, StandIn, drop_collection, ids, make_collection
-from tests.service import serving
+from tests.service import serving, settings_for
 
 HERE = Path(__file__).resolve().parent
 TEXT, NEAR = {"kind": "text"}, {"kind": "vector"}
@@ -164,16 +163,12 @@ async def made(cluster: Cluster) -> AsyncIterator[Callable[..., Any]]:
         await drop_collection(cluster, collection)
 
 
-def settings_for(node_url: str, embedding: FarEnd, *, dims: int) -> Settings:
-    return Settings(
-        elasticsearch_url=node_url, elasticsearch_timeout_s=60, embedding_base_url=f"{embedding.url}/v1", embedding_model="far-end",
-        embedding_dims=dims, embedding_query_prefix="", embedding_document_prefix="",
-    )  # fmt: skip
-
-
 @pytest.fixture
 def service(node_url: str) -> Iterator[httpx2.Client]:
-    with EmbeddingServer(dims=4) as server, serving(settings_for(node_url, server, dims=4)) as running:
+    with (
+        EmbeddingServer(dims=4) as server,
+        serving(settings_for(node_url, server.base_url, dims=4)) as running,
+    ):
         yield running.client
 
 
@@ -269,7 +264,7 @@ def test_embedding_client_bc24_the_providers_bytes_reach_the_index_as_numbers(no
         data = [{"index": at, "embedding": little_endian} for at in range(len(seen.body["input"]))]
         return Reply(body={"object": "list", "data": data, "model": "far-end"})
 
-    with FarEnd(embed) as server, serving(settings_for(node_url, server, dims=3)) as running:
+    with FarEnd(embed) as server, serving(settings_for(node_url, f"{server.url}/v1", dims=3)) as running:
         name = f"bytes_{uuid.uuid4().hex[:10]}"
         try:
             stored = running.client.post(
@@ -382,7 +377,10 @@ def command(node_url: str, embedding: FarEnd, *arguments: str) -> Result:
 def test_reindex_bc49_all_thirty_are_found_whatever_was_done_to_them(node_url: str, tmp_path: Path) -> None:
     name = f"thirty_{uuid.uuid4().hex[:10]}"
     copy = f"{name}_copy"
-    with EmbeddingServer(dims=4) as server, serving(settings_for(node_url, server, dims=4)) as running:
+    with (
+        EmbeddingServer(dims=4) as server,
+        serving(settings_for(node_url, server.base_url, dims=4)) as running,
+    ):
         api = running.client
 
         def found(collection: str) -> int:
@@ -419,7 +417,10 @@ def test_reindex_bc49_all_thirty_are_found_whatever_was_done_to_them(node_url: s
 @pytest.mark.node
 def test_reindex_bc53_each_case_ends_with_a_code_and_leaves_the_old_index_live(node_url: str) -> None:
     name = f"moved_{uuid.uuid4().hex[:10]}"
-    with EmbeddingServer(dims=4) as server, serving(settings_for(node_url, server, dims=4)) as running:
+    with (
+        EmbeddingServer(dims=4) as server,
+        serving(settings_for(node_url, server.base_url, dims=4)) as running,
+    ):
         api = running.client
         try:
             items = [{"id": f"n{at}", "text": f"word {at}", "metadata": {"n": at}} for at in range(20)]

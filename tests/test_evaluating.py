@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from app.settings import Settings
 from scripts import cli, evaluating, judged, metrics, quality
 from scripts.client import ApiProblem
 from scripts.judged import Question, UnreadableSet, read_set
 from tests.fakes import EmbeddingServer, openai_error
-from tests.service import Running, serving
+from tests.service import Running, serving, settings_for
 
 pytest.importorskip("pytrec_eval", reason="judging rankings needs pytrec-eval-terrier")
 
@@ -397,13 +396,10 @@ def embedding() -> Iterator[EmbeddingServer]:
 
 @pytest.fixture(scope="module")
 def service(node_url: str, embedding: EmbeddingServer) -> Iterator[Running]:
-    settings = Settings(
-        elasticsearch_url=node_url,
-        elasticsearch_timeout_s=60,
-        embedding_base_url=embedding.base_url,
-        embedding_model="far-end",
-        embedding_dims=DIMS,
-        embedding_query_prefix="",
+    settings = settings_for(
+        node_url,
+        embedding.base_url,
+        dims=DIMS,
         embedding_document_prefix="passage: ",
     )
     with serving(settings) as running:

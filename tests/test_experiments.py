@@ -17,9 +17,8 @@ from app.experiments import arm_of, assigned, ranked
 from app.keys import hash_of
 from app.models import Collection, CollectionOptions, Experiment, Ranked, Search
 from app.searchlog import index_of
-from app.settings import Settings
 from tests.fakes import EmbeddingServer
-from tests.service import Running, serving
+from tests.service import Running, serving, settings_for
 
 DIMS = 16
 TOKEN = "hlf_shop"
@@ -129,14 +128,10 @@ def test_what_is_no_experiment_is_refused(given: dict[str, Any], said: str) -> N
 def service(node_url: str) -> Iterator[Running]:
     key = {"id": "shop", "hash": hash_of(TOKEN), "scopes": ["admin", "write", "read"], "collections": ["*"]}
     with EmbeddingServer(dims=DIMS) as embedding:
-        settings = Settings(
-            elasticsearch_url=node_url,
-            elasticsearch_timeout_s=60,
-            embedding_base_url=embedding.base_url,
-            embedding_model="far-end",
-            embedding_dims=DIMS,
-            embedding_query_prefix="",
-            embedding_document_prefix="",
+        settings = settings_for(
+            node_url,
+            embedding.base_url,
+            dims=DIMS,
             cursor_secret=SecretStr("a secret that outlives a restart"),
             search_log_rate=1.0,
             keys=json.dumps([key]),

@@ -28,7 +28,7 @@ from app.times import to_ms
 from scripts.judged import read_set
 from scripts.judgements import write
 from tests.fakes import EmbeddingServer
-from tests.service import Running, serving
+from tests.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.node
 DIMS = 16
@@ -41,15 +41,11 @@ def embedding() -> Iterator[EmbeddingServer]:
         yield server
 
 
-def settings_for(node_url: str, embedding: EmbeddingServer, **more: Any) -> Settings:
-    return Settings(
-        elasticsearch_url=node_url,
-        elasticsearch_timeout_s=60,
-        embedding_base_url=embedding.base_url,
-        embedding_model="far-end",
-        embedding_dims=DIMS,
-        embedding_query_prefix="",
-        embedding_document_prefix="",
+def lasting(node_url: str, embedding: EmbeddingServer, **more: Any) -> Settings:
+    return settings_for(
+        node_url,
+        embedding.base_url,
+        dims=DIMS,
         cursor_secret=SecretStr("a secret that outlives a restart"),
         **more,
     )
@@ -57,7 +53,7 @@ def settings_for(node_url: str, embedding: EmbeddingServer, **more: Any) -> Sett
 
 @pytest.fixture(scope="module")
 def service(node_url: str, embedding: EmbeddingServer) -> Iterator[Running]:
-    with serving(settings_for(node_url, embedding, search_log_rate=1.0, search_log_texts=True)) as running:
+    with serving(lasting(node_url, embedding, search_log_rate=1.0, search_log_texts=True)) as running:
         yield running
 
 
@@ -153,9 +149,7 @@ async def test_a_batch_is_logged_query_by_query(client, collection, cluster):
 
 async def test_a_degraded_search_says_why(node_url, embedding, client, collection, cluster):
     embedding.fault = None
-    with serving(
-        settings_for(node_url, embedding, search_log_rate=1.0, embedding_query_timeout_s=0.5)
-    ) as running:
+    with serving(lasting(node_url, embedding, search_log_rate=1.0, embedding_query_timeout_s=0.5)) as running:
         embedding_url = embedding.base_url
         assert embedding_url
         answer = running.client.post(
@@ -174,7 +168,7 @@ def _secret() -> bytes:
 
 
 def test_off_it_says_nothing(node_url, embedding, collection):
-    with serving(settings_for(node_url, embedding)) as running:
+    with serving(lasting(node_url, embedding)) as running:
         answer = ask(running.client, collection)
         assert "search_id" not in answer
         refused = vote(running.client, "20260101-abcdef", {"id": "leave-1", "verdict": "clicked"})
@@ -658,7 +652,7 @@ async def test_keys_vote_on_their_own_searches_and_are_ranked_by_their_own_part(
         key("part", filter={"title": "Leave 1"}),
         {**key("foreign"), "collections": ["elsewhere"]},
     ]
-    with serving(settings_for(node_url, embedding, search_log_rate=1.0, keys=json.dumps(keys))) as running:
+    with serving(lasting(node_url, embedding, search_log_rate=1.0, keys=json.dumps(keys))) as running:
 
         def by(name: str) -> httpx2.Client:
             return httpx2.Client(

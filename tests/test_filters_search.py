@@ -21,10 +21,9 @@ from app.errors import InvalidRequest
 from app.filters import AllOf, clauses, holds, parse_filter
 from app.models import Collection, Search
 from app.planning import make_plan, read_route, route_body
-from app.settings import Settings
 from tests.fakes import EmbeddingServer
 from tests.searching import NOW_MS
-from tests.service import serving
+from tests.service import serving, settings_for
 from tests.test_filters_node import COLLECTION, random_document, random_filter
 from tests.test_filters_node import DECLARED as ALL_DECLARED
 
@@ -92,9 +91,7 @@ def shelf(node_url: str) -> Iterator[Shelf]:
         sources[checked.id] = documents.source(checked, chunks=[], declared=declared, indexed_at="2025-01-31")
         given.append({**document, "embedding": [rng.gauss(0.3, 1) for _ in range(DIMS)]})
     with EmbeddingServer(dims=DIMS) as embedding:
-        settings = Settings(
-            elasticsearch_url=node_url, elasticsearch_timeout_s=60, embedding_base_url=embedding.base_url,
-            embedding_model="far-end", embedding_dims=DIMS, embedding_query_prefix="", embedding_document_prefix="",
+        settings = settings_for(node_url, embedding.base_url, dims=DIMS,
         )  # fmt: skip
         with serving(settings) as service:
             client = service.client

@@ -25,7 +25,7 @@ from app.settings import EmbeddingModel, Settings
 from scripts.stack import python_command
 from scripts.supervisor import free_port
 from tests.fakes import EmbeddingServer, Reply, RerankServer
-from tests.service import Running, serving
+from tests.service import Running, serving, settings_for
 
 DIMS = 16
 
@@ -58,14 +58,10 @@ def tracing(spans: InMemorySpanExporter) -> Iterator[observing.Tracing]:
 def service(
     node_url: str, embedding: EmbeddingServer, reranker: RerankServer, tracing: observing.Tracing
 ) -> Iterator[Running]:
-    settings = Settings(
-        elasticsearch_url=node_url,
-        elasticsearch_timeout_s=60,
-        embedding_base_url=embedding.base_url,
-        embedding_model="far-end",
-        embedding_dims=DIMS,
-        embedding_query_prefix="",
-        embedding_document_prefix="",
+    settings = settings_for(
+        node_url,
+        embedding.base_url,
+        dims=DIMS,
         rerank_url=f"{reranker.url}/rerank",
     )
     with serving(settings) as running:

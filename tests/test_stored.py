@@ -29,12 +29,11 @@ from app.models import (
     stored_profiles,
 )
 from app.reindex import Changes
-from app.settings import Settings
 from scripts import reindexing
 from scripts.collecting import lean
 from tests.fakes import EmbeddingServer
 from tests.moving import DIMS, World, embedder_of, now, world_on
-from tests.service import Running, serving
+from tests.service import Running, serving, settings_for
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
@@ -219,14 +218,11 @@ def embedding() -> Iterator[EmbeddingServer]:
 
 @pytest.fixture(scope="module")
 def service(node_url: str, embedding: EmbeddingServer) -> Iterator[Running]:
-    settings = Settings(
-        elasticsearch_url=node_url,
-        elasticsearch_timeout_s=60,
-        embedding_base_url=embedding.base_url,
+    settings = settings_for(
+        node_url,
+        embedding.base_url,
+        dims=DIMS,
         embedding_model="fake",
-        embedding_dims=DIMS,
-        embedding_query_prefix="",
-        embedding_document_prefix="",
     )
     with serving(settings) as running:
         yield running

@@ -19,7 +19,7 @@ import pytest
 from app.keys import hash_of
 from app.settings import Settings
 from tests.fakes import EmbeddingServer
-from tests.service import Running, serving
+from tests.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.node
 DIMS = 16
@@ -61,14 +61,10 @@ def elsewhere() -> str:
 @pytest.fixture(scope="module")
 def service(node_url: str, shared: str, elsewhere: str) -> Iterator[Running]:
     with EmbeddingServer(dims=DIMS) as embedding:
-        settings = Settings(
-            elasticsearch_url=node_url,
-            elasticsearch_timeout_s=60,
-            embedding_base_url=embedding.base_url,
-            embedding_model="far-end",
-            embedding_dims=DIMS,
-            embedding_query_prefix="",
-            embedding_document_prefix="",
+        settings = settings_for(
+            node_url,
+            embedding.base_url,
+            dims=DIMS,
             keys=json.dumps(keys(shared, elsewhere)),
         )
         with serving(settings) as running:

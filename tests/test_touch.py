@@ -13,7 +13,7 @@ import pytest
 from app.settings import Settings
 from app.times import format_instant
 from tests.fakes import EmbeddingServer
-from tests.service import Running, serving
+from tests.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.node
 DIMS = 4
@@ -38,9 +38,7 @@ def embedding() -> Iterator[EmbeddingServer]:
 @pytest.fixture(scope="module")
 def settings(node_url: str, embedding: EmbeddingServer) -> Callable[..., Settings]:
     def make(**options: Any) -> Settings:
-        return Settings(
-            elasticsearch_url=node_url, elasticsearch_timeout_s=60, embedding_base_url=embedding.base_url,
-            embedding_model="far-end", embedding_dims=DIMS, embedding_query_prefix="", embedding_document_prefix="",
+        return settings_for(node_url, embedding.base_url, dims=DIMS,
             **options,
         )  # fmt: skip
 

@@ -10,12 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from app.models import Search
-from app.settings import Settings
 from scripts import cli, evaluating, tuning
 from scripts.judged import JudgedSet, Question, read_set
 from scripts.tuning import CannotTune, Gain, Part, SetResult, Task, Trial
 from tests.fakes import EmbeddingServer
-from tests.service import Running, serving
+from tests.service import Running, serving, settings_for
 
 optuna = pytest.importorskip("optuna", reason="tuning needs optuna")
 pytest.importorskip("pytrec_eval", reason="judging rankings needs pytrec-eval-terrier")
@@ -199,13 +198,10 @@ def lines(*entries: Mapping[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def service(node_url: str) -> Iterator[Running]:
     with EmbeddingServer(dims=DIMS) as embedding:
-        settings = Settings(
-            elasticsearch_url=node_url,
-            elasticsearch_timeout_s=60,
-            embedding_base_url=embedding.base_url,
-            embedding_model="far-end",
-            embedding_dims=DIMS,
-            embedding_query_prefix="",
+        settings = settings_for(
+            node_url,
+            embedding.base_url,
+            dims=DIMS,
             embedding_document_prefix="passage: ",
         )
         with serving(settings) as running:
