@@ -17,13 +17,15 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from app import catalog, chunking, copying, documents, fields, moves, names
+from app.collection import Collection, CollectionOptions
 from app.copying import Hit, patiently
 from app.documents import InvalidItem, Source
-from app.elastic import BulkAction, Cluster, encode
+from app.elastic import BulkAction, Cluster
+from app.encoding import encode
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound, Unavailable
-from app.models import Collection, CollectionOptions, Document
 from app.times import format_instant
 from app.writes import DocumentEmbedder
+from app.writing import Document
 
 T = TypeVar("T")
 

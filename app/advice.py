@@ -11,9 +11,10 @@ from typing import Any, cast
 import numpy as np
 
 from app import diversity, fields, filters, queries
+from app.answers import WhyRoute, WhyStage
 from app.fusion import Share
-from app.models import Dedup, Mmr, Rerank, WhyRoute, WhyStage
 from app.planning import VECTOR_OVERSAMPLE, Plan, PlannedRoute
+from app.ranking import Dedup, Mmr, Rerank
 from app.stages import Placed, passage_of, to_array
 from app.times import format_duration, format_instant, from_ms, parse_instant, to_ms
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app import documents
+from app.answers import BulkResult, ItemResult
 from app.documents import InvalidItem
 from app.errors import (
     ClusterRejected,
@@ -17,7 +18,6 @@ from app.errors import (
     InvalidRequest,
     StorageFull,
 )
-from app.models import BulkResult, ItemResult
 
 # What is checked, chunked, embedded and written in one go; bounds the memory of a bulk of any size.
 SLICE_ITEMS: Final = 256

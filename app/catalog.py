@@ -20,6 +20,16 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from app import fields, names, synonyms, turns
+from app.collection import (
+    MOST_DECLARED,
+    Ages,
+    Collection,
+    CollectionDetails,
+    CollectionOptions,
+    DeclaredType,
+    Similarity,
+    SynonymRule,
+)
 from app.elastic import Cluster
 from app.errors import (
     ClusterRejected,
@@ -31,19 +41,7 @@ from app.errors import (
     SchemaMismatch,
     Unavailable,
 )
-from app.models import (
-    MOST_DECLARED,
-    Ages,
-    Collection,
-    CollectionDetails,
-    CollectionOptions,
-    DeclaredType,
-    Experiment,
-    Profile,
-    Similarity,
-    SynonymRule,
-    stored_profiles,
-)
+from app.ranking import Experiment, Profile, stored_profiles
 from app.refusals import explained
 from app.times import from_ms
 from app.turns import Turn

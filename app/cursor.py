@@ -15,8 +15,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from app.answers import Rewrite
+from app.asking import Wording
 from app.errors import CursorExpired, CursorInvalid, InvalidRequest
-from app.models import Rewrite, Value, Wording
+from app.values import Value
 
 VERSION = 1
 MAX_CURSOR_CHARS = 64 * 1024

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from app import fields
 from app.errors import InvalidRequest
-from app.models import STRENGTHS, Decay, DecayStrength, ResolvedDecay
+from app.ranking import STRENGTHS, Decay, DecayStrength, ResolvedDecay
 from app.times import (
     DAY_MS,
     HOUR_MS,

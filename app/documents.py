@@ -11,20 +11,13 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from app import fields
+from app.answers import StoredDocument
+from app.collection import Collection, DeclaredType
 from app.errors import HalflifeError, InvalidRequest
-from app.models import (
-    MAX_KEYWORD_CHARS,
-    Collection,
-    DeclaredType,
-    Document,
-    DocumentFields,
-    DocumentId,
-    DocumentPatch,
-    ItemError,
-    StoredDocument,
-)
 from app.refusals import explained
 from app.times import format_instant, parse_instant
+from app.values import MAX_KEYWORD_CHARS, DocumentId, ItemError
+from app.writing import Document, DocumentFields, DocumentPatch
 
 MAX_CHUNKS: Final = 9_000
 """Elasticsearch takes 10,000 nested objects in one document."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from app.extracting import Extracted, Row
+from app.extracted import Extracted, Row
 from app.filters import shown
-from app.models import Document
 from app.times import format_instant, parse_instant
+from app.writing import Document
 
 Json = dict[str, Any]
 

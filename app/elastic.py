@@ -6,14 +6,11 @@ ids travel in bodies only: in a path `..` or an empty id would reach the whole i
 """
 
 import asyncio
-import base64
-import json
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import Any, Literal, Self, TypeVar, cast
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -26,37 +23,44 @@ from elasticsearch.helpers import BulkIndexError, ScanError
 from app import observing
 from app.addresses import is_loopback
 from app.breaker import Outcome
+from app.encoding import encode, pack_vector
 from app.errors import (
     ClusterOutOfTime,
     ClusterRejected,
     ClusterUnavailable,
-    Conflict,
-    CursorExpired,
     HalflifeError,
     InvalidRequest,
-    LimitExceeded,
-    NotFound,
-    StorageFull,
 )
 from app.fields import EMBEDDING
 from app.guarding import HANG_S, Call, Guard
+from app.outcomes import (
+    AWAY,
+    BUSY_RETRY_S,
+    OLDEST,
+    OLDEST_VERSION,
+    BulkOutcome,
+    hopeless,
+    judge_bulk,
+    judge_msearch,
+    outcome_of,
+    too_large,
+    translate_error,
+    types_of,
+)
+from app.points import PointsInTime
 
-OLDEST_VERSION = (9, 0)
-"""The client speaks to this major version; what a minor version lacks is seen to below."""
 _PACKED_DOCUMENTS = (9, 3)
 _PACKED_QUERIES = (9, 4)
 """From which versions on vectors may be base64, which is a fifth of the JSON and much faster to parse."""
 _GIVES_PACKED = (9, 5)
 """From which version on doc values of vectors are known to come as base64, which takes a tenth of the time of numbers."""
 _EXCLUDES_VECTORS = (9, 2)
-_OLDEST = ".".join(map(str, OLDEST_VERSION))
 
 SET_ASIDE_S = 5.0
 """A node that has not answered for so long is set aside for a while, as the client does with it."""
 
 _T = TypeVar("_T")
 Json = dict[str, Any]
-Fate = Literal["applied", "superseded", "fenced", "full", "retry", "refused"]
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 
@@ -90,104 +94,6 @@ class BulkAction:
     id: str
     version: int
     source: bytes | Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class BulkOutcome:
-    """What became of one action."""
-
-    status: int
-    result: str | None = None
-    version: int | None = None
-    error_type: str | None = None
-    reason: str | None = None
-    current_version: int | None = None
-    """The stored version that a conflict names."""
-    seq_no: int | None = None
-    primary_term: int | None = None
-    shards_failed: int = 0
-    """Copies that did not take an applied write; the cluster replaces them itself."""
-
-    @property
-    def fate(self) -> Fate:
-        """Say what a writer has to do about it.
-
-        applied: acknowledged. superseded: an equal or higher version is stored. fenced: the alias is gone or blocks
-        writes, so read the aliases again and send the whole write again. full: no disk space. retry: overload or a
-        shard on the move, the same write may work soon. refused: it never will.
-        """
-        if self.error_type is None:
-            return "applied" if 200 <= self.status < 300 else "retry"
-        if self.error_type == "version_conflict_engine_exception":
-            return "superseded"
-        if self.error_type in _ABSENT:
-            return "fenced"
-        if self.error_type == "cluster_block_exception":
-            return _fate_of_block(self.reason or "")
-        if self.error_type in _BUSY or (
-            self.status in (429, 502, 503, 504) and self.error_type not in _CONFLICTS
-        ):
-            return "retry"
-        return "refused"
-
-    def error(self, doing: str) -> HalflifeError | None:
-        """Return the failure as one of ours, None for an applied write."""
-        if self.fate == "applied":
-            return None
-        return translate_error({"type": self.error_type, "reason": self.reason}, self.status, doing)
-
-
-class PointsInTime:
-    """Which points in time are open for whom, so that a caller who reads first pages only can't hold any number of them.
-
-    Elasticsearch bounds scrolls (500 in all), but not these. Of the last uses known here: other processes have their own.
-    """
-
-    def __init__(self, *, most: int = 4_000, most_each: int = 1_000) -> None:
-        self._most = most
-        self._most_each = most_each
-        self._held: dict[str, dict[str, float]] = {}
-        """Owner -> id -> until when it is kept, the longest unused first."""
-        self._owners: dict[str, str] = {}
-
-    def add(self, owner: str, pit_id: str, *, keep_alive_s: float, now: float) -> list[str]:
-        """Note one more and return those that are to be closed for it."""
-        full = len(self._owners) >= self._most
-        for of in list(self._held.values()) if full else [self._held.get(owner, {})]:
-            for gone in [id_ for id_, _ in takewhile(lambda entry: entry[1] <= now, of.items())]:
-                self.drop(gone)
-        held = self._held.setdefault(owner, {})
-        held[pit_id] = now + keep_alive_s
-        self._owners[pit_id] = owner
-        surplus = []
-        while len(held) > self._most_each or len(self._owners) > self._most:
-            # Whoever holds the most gives way.
-            fullest = held if len(held) > self._most_each else max(self._held.values(), key=len)
-            surplus.append(next(iter(fullest)))
-            self.drop(surplus[-1])
-        return surplus
-
-    def use(self, body: Mapping[str, Any], *, now: float) -> None:
-        """Note that a search reads one, which keeps it as long as the search says from now on."""
-        pit = body.get("pit") or {}
-        owner = self._owners.get(pit.get("id", ""))
-        if owner is not None:
-            held = self._held[owner]
-            until = held.pop(pit["id"])
-            held[pit["id"]] = max(until, now + _seconds(pit.get("keep_alive", "0ms")))
-
-    def drop(self, pit_id: str) -> None:
-        """Forget one that is closed."""
-        owner = self._owners.pop(pit_id, None)
-        if owner is not None:
-            del self._held[owner][pit_id]
-            if not self._held[owner]:
-                del self._held[owner]
-
-
-def _seconds(text: str) -> float:
-    """Return the seconds of `120s` or `1500ms`."""
-    return float(text[:-2]) / 1000 if text.endswith("ms") else float(text[:-1])
 
 
 class Cluster:
@@ -315,7 +221,7 @@ class Cluster:
         if info.release < OLDEST_VERSION:
             raise ClusterRejected(
                 f"the cluster runs Elasticsearch {info.version}",
-                remedy=f"upgrade the cluster: Halflife needs {_OLDEST} or newer",
+                remedy=f"upgrade the cluster: Halflife needs {OLDEST} or newer",
             )
         self.release = info.release
         return info
@@ -437,7 +343,7 @@ class Cluster:
             doing="searching",
             timeout_s=timeout_s,
             opaque_id=opaque_id,
-            judge=_judge_msearch,
+            judge=judge_msearch,
         )
         responses: list[Json] = answer["responses"]
         if len(responses) != len(searches):
@@ -604,8 +510,8 @@ class Cluster:
                 doing="reading documents",
                 timeout_s=timeout_s,
             )
-            kinds = {kind for entry in answer["docs"] for kind in _types(entry.get("error"))}
-            if _AWAY.isdisjoint(kinds) or not pauses or timeout_s < HANG_S:
+            kinds = {kind for entry in answer["docs"] for kind in types_of(entry.get("error"))}
+            if AWAY.isdisjoint(kinds) or not pauses or timeout_s < HANG_S:
                 break
             # An index that another request is making has its alias before its shards.
             await asyncio.sleep(pauses.pop(0))
@@ -743,14 +649,14 @@ class Cluster:
             doing="writing documents",
             timeout_s=timeout_s,
             writes=True,
-            judge=partial(_judge_bulk, sent_bytes=sent_bytes),
+            judge=partial(judge_bulk, sent_bytes=sent_bytes),
         )
         items = [next(iter(item.values())) for item in answer["items"]]
         if len(items) != count:
             raise ClusterRejected(f"writing documents: {count} were sent and {len(items)} outcomes came back")
-        outcomes = [_outcome(item) for item in items]
-        if count == 1 and _hopeless(outcomes[0], sent_bytes):
-            raise _too_large("writing documents", outcomes[0].reason or "", outcomes[0].error_type)
+        outcomes = [outcome_of(item) for item in items]
+        if count == 1 and hopeless(outcomes[0], sent_bytes):
+            raise too_large("writing documents", outcomes[0].reason or "", outcomes[0].error_type)
         return outcomes
 
     # --- indices and aliases
@@ -1096,7 +1002,7 @@ class Cluster:
             async with place as call:
                 if self._closed:
                     # Also before a second try, which would open connections anew that nobody closes.
-                    raise ClusterUnavailable(f"{doing}: this service is ending", retry_after_s=_BUSY_RETRY_S)
+                    raise ClusterUnavailable(f"{doing}: this service is ending", retry_after_s=BUSY_RETRY_S)
                 try:
                     sent = client.perform_request(
                         method, target, headers=headers, body=body, endpoint_id=_endpoint(method, path)
@@ -1138,7 +1044,7 @@ class Cluster:
         return ClusterOutOfTime(
             f"{doing}: no answer within the request's time budget",
             remedy="give it more time (`timeout_ms`, or the X-Halflife-Timeout-Ms header), or ask for less",
-            retry_after_s=_BUSY_RETRY_S,
+            retry_after_s=BUSY_RETRY_S,
         )
 
     def _place(self, timeout_s: float, *, writes: bool, retry: bool) -> AbstractAsyncContextManager[Call]:
@@ -1154,7 +1060,7 @@ class Cluster:
             async with asyncio.timeout(wait_s):
                 await self._write_places.acquire()
         except TimeoutError:
-            raise _not_sent(f"too many writes were under way for {wait_s:g} s", _BUSY_RETRY_S) from None
+            raise _not_sent(f"too many writes were under way for {wait_s:g} s", BUSY_RETRY_S) from None
         try:
             async with self.guard.call(wait_s=wait_s, retry=retry) as call:
                 yield call
@@ -1178,7 +1084,7 @@ def _not_sent(what: str, wait_s: float) -> HalflifeError:
     return ClusterUnavailable(
         f"Elasticsearch was not asked: {what}",
         remedy="try again after the pause; /readyz tells what is wrong",
-        retry_after_s=max(_BUSY_RETRY_S, wait_s),
+        retry_after_s=max(BUSY_RETRY_S, wait_s),
     )
 
 
@@ -1198,29 +1104,6 @@ def _outcome_of(cause: Exception, error: HalflifeError) -> Outcome:
     if isinstance(cause, elastic_transport.ApiError):
         return "refused" if isinstance(error, ClusterUnavailable) else "ok"
     return "failed"
-
-
-def _judge_bulk(answer: Json, *, sent_bytes: int) -> Outcome:
-    """A bulk of which the cluster took nothing, for being busy, is a refusal."""
-    items = [next(iter(item.values())) for item in answer.get("items", ())] if answer.get("errors") else []
-    outcomes = [_outcome(item) for item in items]
-    if len(outcomes) == 1 and _hopeless(outcomes[0], sent_bytes):
-        return "ok"
-    return "refused" if outcomes and all(outcome.fate == "retry" for outcome in outcomes) else "ok"
-
-
-def _hopeless(outcome: BulkOutcome, sent_bytes: int) -> bool:
-    """Tell whether the only document of a bulk is too large for the cluster's memory."""
-    return outcome.error_type == _REJECTED and _never_fits(outcome.reason or "", sent_bytes=sent_bytes)
-
-
-def _judge_msearch(answer: Json) -> Outcome:
-    responses = answer.get("responses", ())
-    failed = [item for item in responses if "error" in item]
-    if not failed or len(failed) < len(responses):
-        return "ok"
-    told = (translate_error(item["error"], item.get("status", 500), "searching") for item in failed)
-    return "refused" if all(isinstance(error, ClusterUnavailable) for error in told) else "ok"
 
 
 _ENDPOINTS = {
@@ -1243,29 +1126,9 @@ def _endpoint(method: str, path: str) -> str:
     return known or ("info" if parts == [""] else "indices")
 
 
-def encode(value: Mapping[str, Any]) -> bytes:
-    """Return compact JSON in UTF-8 on one line. Raises ValueError for NaN, infinities and lone surrogates."""
-    return _ENCODER.encode(value).encode()
-
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def pack_vector(vector: np.ndarray) -> str:
-    """Return base64 of the numbers as big-endian 32-bit floats, as dense_vector takes them in documents and queries."""
-    return base64.b64encode(np.ascontiguousarray(vector, dtype=">f4").tobytes()).decode("ascii")
-
-
 def _floats(vector: np.ndarray) -> list[float]:
     return [float(number) for number in np.asarray(vector, dtype=np.float32)]
 
-
-def unpack_vector(packed: str) -> np.ndarray:
-    """Return the float32 numbers behind `pack_vector`."""
-    return np.frombuffer(base64.b64decode(packed), dtype=">f4").astype(np.float32)
-
-
-# --- errors --------------------------------------------------------------------------------------------------------
 
 VENDOR_ERRORS: tuple[type[Exception], ...] = (
     elastic_transport.ApiError,
@@ -1275,87 +1138,13 @@ VENDOR_ERRORS: tuple[type[Exception], ...] = (
 )
 """The roots of everything that the client raises; the last two derive from neither of the first."""
 
-_ABSENT = frozenset({"index_not_found_exception", "alias_not_found_exception"})
-_NOT_FOUND = _ABSENT | {
-    "aliases_not_found_exception",
-    "resource_not_found_exception",
-    "index_template_missing_exception",
-}
-_REJECTED = "es_rejected_execution_exception"
-_BUSY = frozenset({
-    _REJECTED,
-    "circuit_breaking_exception",
-    "unavailable_shards_exception",
-    "no_shard_available_action_exception",
-    "process_cluster_event_timeout_exception",
-    "failed_to_commit_cluster_state_exception",
-    "master_not_discovered_exception",
-    "not_master_exception",
-    "node_closed_exception",
-    "node_not_connected_exception",
-    "node_disconnected_exception",
-    "connect_transport_exception",
-    "receive_timeout_transport_exception",
-    "shard_not_in_primary_mode_exception",
-    "retry_on_primary_exception",
-    "retry_on_replica_exception",
-    "illegal_index_shard_state_exception",
-    "index_shard_not_started_exception",
-    "index_shard_recovering_exception",
-    "shard_not_found_exception",
-    "already_closed_exception",
-    "alias_conflict_exception",
-    "task_cancelled_exception",
-    "search_timeout_exception",
-    "timeout_exception",
-    "coordination_state_rejected_exception",
-    "snapshot_in_progress_exception",
-})  # fmt: skip
-_AWAY = frozenset({
-    "no_shard_available_action_exception",
-    "unavailable_shards_exception",
-    "shard_not_found_exception",
-    "illegal_index_shard_state_exception",
-    "index_shard_not_started_exception",
-    "index_shard_recovering_exception",
-    "node_closed_exception",
-    "node_not_connected_exception",
-    "node_disconnected_exception",
-    "connect_transport_exception",
-    "receive_timeout_transport_exception",
-})  # fmt: skip
-"""What names nodes and shards that are on their way, which a try a little later finds."""
-_CONFLICTS = frozenset({"version_conflict_engine_exception", "resource_already_exists_exception"})
-_TOO_MANY_TERMS = frozenset({"too_many_nested_clauses", "too_many_clauses"})
-_WRAPPERS = frozenset(
-    {"search_phase_execution_exception", "query_shard_exception", "remote_transport_exception"}
-)
-_DISK_BLOCK = 12
-_WRITE_BLOCK = 8
-_BLOCK_ID = re.compile(r"/(\d+)/")
-_VERSIONS = re.compile(r"current version \[(-?\d+)\] is higher or equal to the one provided \[-?\d+\]\s*$")
-_BUSY_RETRY_S = 1.0
-_PIT_GONE = ("no_shard_available_action_exception", "index_not_found_exception")
-"""What a search in a point in time fails with, beside a missing context, once its index is deleted."""
-
-
-def cursor_expired(error: HalflifeError, *, remedy: str) -> CursorExpired | None:
-    """Return what a cursor's caller is told where a search in its point in time failed since that is gone; else None."""
-    if error.members.get("elasticsearch", {}).get("type") not in _PIT_GONE:
-        return None
-    return CursorExpired(
-        "the point in time of this cursor is gone: its index was deleted or its shards are not there",
-        field="cursor",
-        remedy=remedy,
-    )
-
 
 def translate(cause: Exception, doing: str) -> HalflifeError:
     """Return one of our errors for any exception of the client; raise `cause` itself if it is none of those."""
     match cause:
         case UnsupportedProductError():
             return ClusterRejected(
-                f"{doing}: the server is not Elasticsearch {_OLDEST} or newer",
+                f"{doing}: the server is not Elasticsearch {OLDEST} or newer",
                 remedy="point HALFLIFE_ELASTICSEARCH_URL at an Elasticsearch cluster, not at another product or a proxy's page",
             )
         case elastic_transport.ApiError():
@@ -1364,7 +1153,7 @@ def translate(cause: Exception, doing: str) -> HalflifeError:
             return ClusterUnavailable(
                 f"{doing}: no answer in time",
                 remedy="try again; if it stays so, look at the cluster's load, or raise the timeout",
-                retry_after_s=_BUSY_RETRY_S,
+                retry_after_s=BUSY_RETRY_S,
             )
         case elastic_transport.TlsError():
             return ClusterUnavailable(
@@ -1375,7 +1164,7 @@ def translate(cause: Exception, doing: str) -> HalflifeError:
             return ClusterUnavailable(
                 f"{doing}: no connection: {_brief(cause)}",
                 remedy="check that Elasticsearch runs and that HALFLIFE_ELASTICSEARCH_URL is its address",
-                retry_after_s=_BUSY_RETRY_S,
+                retry_after_s=BUSY_RETRY_S,
             )
         case elastic_transport.SerializationError():
             return ClusterRejected(
@@ -1383,76 +1172,11 @@ def translate(cause: Exception, doing: str) -> HalflifeError:
                 remedy="check that the address is Elasticsearch's own and not a proxy's page",
             )
         case elastic_transport.TransportError():
-            return ClusterUnavailable(f"{doing}: {_brief(cause)}", retry_after_s=_BUSY_RETRY_S)
+            return ClusterUnavailable(f"{doing}: {_brief(cause)}", retry_after_s=BUSY_RETRY_S)
         case BulkIndexError() | ScanError():
             return ClusterRejected(f"{doing}: {_brief(cause)}")
         case _:
             raise cause
-
-
-def translate_error(error: Any, status: int, doing: str) -> HalflifeError:
-    """Return one of our errors for an `error` object of an answer, a search or a bulk item.
-
-    It goes by the types of the error and of its causes; the status decides only where no type is known.
-    """
-    types = _types(error)
-    kind = types[0] if types else None
-    reason = _reason(error)
-    told = ": ".join(part for part in (doing, kind or f"status {status}", reason) if part)
-    more: Json = {"elasticsearch": {"type": kind, "status": status}}
-    if "cluster_block_exception" in types:
-        return _from_block(told, _all_reasons(error), more)
-    if "search_context_missing_exception" in types:
-        return CursorExpired(
-            f"{doing}: the point in time is gone", remedy="start again from the first page", **more
-        )
-    if not _TOO_MANY_TERMS.isdisjoint(types):
-        return InvalidRequest(
-            f"{doing}: more words than the cluster allows in one query",
-            field="query",
-            remedy="send a shorter query",
-            **more,
-        )
-    if kind in _CONFLICTS:
-        return Conflict(told, **more)
-    if kind in _AWAY:
-        # Its reason names nodes, their addresses and indices, which are no caller's business.
-        return ClusterUnavailable(
-            f"{doing}: a part of the index is not there for the moment",
-            remedy="try again: so it is while a collection is made, moved or deleted; if it stays so, look at the "
-            "cluster's health",
-            retry_after_s=_BUSY_RETRY_S,
-            **more,
-        )
-    if kind == "index_not_found_exception":
-        return NotFound(f"{doing}: there is no such index, or it is just being made or deleted", **more)
-    if kind in _NOT_FOUND:
-        return NotFound(told, **more)
-    if kind == _REJECTED and _never_fits(reason):
-        return _too_large(doing, reason, kind)
-    if not _BUSY.isdisjoint(types):
-        remedy = "try again later; if it stays so, the cluster is too small for its load"
-        return ClusterUnavailable(told, remedy=remedy, retry_after_s=_BUSY_RETRY_S, **more)
-    if status == 401:
-        return ClusterRejected(
-            told, remedy="check HALFLIFE_ELASTICSEARCH_API_KEY, or the user and password", **more
-        )
-    if kind == "security_exception" or status == 403:
-        return ClusterRejected(
-            told,
-            remedy="give the key or user the privileges it lacks: read, write and manage on the indices halflife-* and "
-            "halflife_*, monitor and manage_index_templates on the cluster",
-            **more,
-        )
-    if kind == "media_type_header_exception":
-        return ClusterRejected(told, remedy=f"upgrade the cluster: Halflife needs {_OLDEST} or newer", **more)
-    if status == 413:
-        remedy = "send fewer or smaller documents at a time: http.max_content_length limits one request"
-        return ClusterRejected(told, remedy=remedy, **more)
-    # A status without a type is a proxy's or a load balancer's word, and its 500 no more than "not now".
-    if status in (408, 429, 502, 503, 504) or (status == 500 and not types):
-        return ClusterUnavailable(told, retry_after_s=_BUSY_RETRY_S, **more)
-    return ClusterRejected(told, **more)
 
 
 def _from_answer(cause: elastic_transport.ApiError, doing: str) -> HalflifeError:
@@ -1461,137 +1185,8 @@ def _from_answer(cause: elastic_transport.ApiError, doing: str) -> HalflifeError
     return translate_error(error, cause.meta.status, doing)
 
 
-def _from_block(told: str, reasons: str, more: Json) -> HalflifeError:
-    match _fate_of_block(reasons):
-        case "full":
-            remedy = "free disk space or add a node: the cluster lifts the block by itself once there is room"
-            return StorageFull(told, remedy=remedy, **more)
-        case "fenced":
-            remedy = "writes are paused for a moment; try again"
-        case "retry":
-            remedy = "wait until the cluster has a master and has read its state"
-        case _:
-            return ClusterRejected(
-                told, remedy="remove the block that an operator put on the index or cluster", **more
-            )
-    return ClusterUnavailable(told, remedy=remedy, retry_after_s=_BUSY_RETRY_S, **more)
-
-
-def _fate_of_block(reasons: str) -> Fate:
-    """Read the ids of the blocks: 12 is the flood stage, 8 a write block (our fence), 1 and 2 a cluster without state or master."""
-    blocks = {int(number) for number in _BLOCK_ID.findall(reasons)}
-    if _DISK_BLOCK in blocks:
-        return "full"
-    if _WRITE_BLOCK in blocks:
-        return "fenced"
-    return "retry" if blocks & {1, 2, 14} else "refused"
-
-
-def _types(error: Any) -> list[str]:
-    """Return the error types from the most telling on: a search's own type comes after those of its shards."""
-    found: list[str] = []
-
-    def visit(node: Any) -> None:
-        if not isinstance(node, dict):
-            return
-        kind = node.get("type")
-        if kind and kind not in _WRAPPERS:
-            found.append(str(kind))
-        for cause in node.get("root_cause") or ():
-            visit(cause)
-        for shard in node.get("failed_shards") or ():
-            visit(shard.get("reason") if isinstance(shard, dict) else None)
-        visit(node.get("caused_by"))
-        if kind in _WRAPPERS:
-            found.append(str(kind))
-
-    visit(error)
-    return found
-
-
-_PRESSURE = re.compile(r"\b(all_bytes|\w+_operation_bytes|max_\w+_bytes)=(\d+)")
-
-
-def _never_fits(reason: str, *, sent_bytes: int = 0) -> bool:
-    """Tell from a rejection by the memory for indexing whether it would be rejected by an idle cluster too.
-
-    `sent_bytes`: of the request with this operation alone, which counts beside it where its primary has received it; more
-    than that is others' share, which may be gone next time.
-    """
-    figures = dict(_PRESSURE.findall(reason))
-    own = next((int(value) for name, value in figures.items() if name.endswith("_operation_bytes")), None)
-    most = next((int(value) for name, value in figures.items() if name.startswith("max_")), None)
-    if own is None or most is None:
-        return False
-    beside = int(figures.get("all_bytes", 0))
-    return own > most or (0 < beside <= sent_bytes and own + beside > most)
-
-
-def _too_large(doing: str, reason: str, kind: str | None) -> LimitExceeded:
-    most = next((int(value) for name, value in _PRESSURE.findall(reason) if name.startswith("max_")), 0)
-    return LimitExceeded(
-        f"{doing}: too large for this cluster's heap, which leaves {most} bytes to indexing at a time",
-        field="text",
-        remedy="split the document, or give the nodes more memory",
-        # As an answer 413 has it: fewer documents at a time may fit.
-        elasticsearch={"type": kind, "status": 413},
-    )
-
-
-def _reason(error: Any) -> str:
-    if isinstance(error, str):
-        return error[:500]
-    if not isinstance(error, dict):
-        return ""
-    reason = str(error.get("reason") or "")
-    if error.get("type") == "search_phase_execution_exception":
-        for cause in error.get("root_cause") or ():
-            if isinstance(cause, dict) and cause.get("reason"):
-                reason = str(cause["reason"])
-                break
-    deeper = error.get("caused_by")
-    while isinstance(deeper, dict):
-        if deeper.get("reason") and str(deeper["reason"]) not in reason:
-            reason = f"{reason}: {deeper['reason']}" if reason else str(deeper["reason"])
-        deeper = deeper.get("caused_by")
-    return reason[:500]
-
-
-def _all_reasons(error: Any) -> str:
-    if isinstance(error, dict):
-        return " ".join(_all_reasons(value) for value in error.values())
-    if isinstance(error, list):
-        return " ".join(_all_reasons(value) for value in error)
-    return error if isinstance(error, str) else ""
-
-
 def _brief(cause: Exception) -> str:
     return str(cause)[:300]
-
-
-# --- small change --------------------------------------------------------------------------------------------------
-
-
-def _outcome(item: Json) -> BulkOutcome:
-    error = item.get("error")
-    if error is None:
-        return BulkOutcome(
-            status=int(item["status"]),
-            result=item.get("result"),
-            version=item.get("_version"),
-            seq_no=item.get("_seq_no"),
-            primary_term=item.get("_primary_term"),
-            shards_failed=int(item.get("_shards", {}).get("failed", 0)),
-        )
-    kind = str(error.get("type")) if isinstance(error, dict) else "unknown"
-    reason = _reason(error)
-    current = _VERSIONS.search(str(error.get("reason", ""))) if isinstance(error, dict) else None
-    return BulkOutcome(
-        status=int(item["status"]),
-        error_type=kind,
-        reason=reason,
-        current_version=int(current[1]) if current else None,
-    )
 
 
 def _line(source: bytes | Mapping[str, Any]) -> bytes:

@@ -6,7 +6,9 @@ Pure: a hash decides, nothing is drawn and nothing is remembered.
 import hashlib
 from typing import Final
 
-from app.models import Arm, Collection, Experiment, Ranked, Search
+from app.asking import Search
+from app.collection import Collection
+from app.ranking import Arm, Experiment, Ranked
 
 _SPAN: Final = 2**64
 

@@ -18,13 +18,16 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from app import catalog, names
+from app.answers import FeedbackResult, ItemResult
+from app.asking import Feedback, FeedbackItem
+from app.collection import Collection
 from app.elastic import Cluster
 from app.errors import HalflifeError, NotFound
-from app.models import Collection, Feedback, FeedbackItem, FeedbackResult, ItemError, ItemResult
 from app.ratings import POSITIVE, Ratings, Vote, passed_over, rate
 from app.searchlog import ALIAS as SEARCHES
 from app.searchlog import Logged, SearchLog, make_index, query_hash, sweep
 from app.times import format_instant, from_ms, parse_instant, to_ms
+from app.values import ItemError
 
 PURPOSE: Final = "feedback"
 ALIAS: Final = names.own_index(PURPOSE)

@@ -11,12 +11,13 @@ from datetime import datetime
 from typing import Any
 
 from app import bulks
+from app.answers import BulkResult, FileItemResult, FilesResult
 from app.drafts import Draft, Names, drafts_of
 from app.errors import HalflifeError, InvalidRequest, UnreadableFile
-from app.extracting import Extracted
-from app.models import BulkResult, FileItemResult, FilesResult, ItemError
+from app.extracted import Extracted
 from app.sandbox import Batch, Sandbox
 from app.times import format_instant
+from app.values import ItemError
 
 UPLOAD_TIME = "it carries no date of its own and none was given: its creation time is the time of the upload"
 

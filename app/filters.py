@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from app import fields
+from app.collection import NOT_DECLARABLE, DeclaredType
 from app.errors import InvalidRequest, LimitExceeded
-from app.models import MAX_FILTER_DEPTH, MAX_FILTER_TERMS, NOT_DECLARABLE, DeclaredType
 from app.times import DAY_MS, format_instant, from_ms, is_day, parse_instant, to_ms
+from app.values import MAX_FILTER_DEPTH, MAX_FILTER_TERMS
 
 MAX_VALUE_UNITS = 4_096
 """`ignore_above` of the flattened metadata field, in UTF-16 code units; longer values are not indexed."""

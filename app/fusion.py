@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from app.models import Fusion
+from app.ranking import Fusion
 
 # Chosen over 16 judged sets and variants of them (docs/relevance.md, "Fusion").
 HEAD: Final = 100

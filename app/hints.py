@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app import caveats, spelling
+from app.answers import Suggestion
 from app.elastic import Cluster
 from app.errors import HalflifeError
-from app.models import Suggestion
 from app.recall import Run, ask_all
 
 SUGGEST_LEFT_S: Final = 0.1

@@ -6,9 +6,7 @@ come in as clauses, ready.
 """
 
 import asyncio
-import contextlib
 import json
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,11 +15,14 @@ from typing import Any, Final
 import numpy as np
 
 from app import bulks, chunking, documents, fields, names, observing
+from app.answers import BulkResult, ItemResult, StoredDocument
 from app.bulks import Report, conflict, contended, failed, in_slices, in_waves
 from app.chunking import Chunk
+from app.collection import Collection
 from app.documents import InvalidItem, Source
-from app.elastic import Cluster, cursor_expired, encode, pack_vector, unpack_vector
+from app.elastic import Cluster
 from app.embedding import Embedded
+from app.encoding import encode, pack_vector, unpack_vector
 from app.errors import (
     ClusterUnavailable,
     CursorExpired,
@@ -30,9 +31,10 @@ from app.errors import (
     Unavailable,
 )
 from app.filters import Condition, confined, holds, marks, names_metadata
-from app.models import BulkResult, Collection, Document, DocumentPatch, ItemResult, StoredDocument
+from app.outcomes import cursor_expired
 from app.times import format_instant, parse_instant
 from app.writes import Patience, RefreshWhen, Stamper, Stored, Target, Targets, Write, Writer
+from app.writing import Document, DocumentPatch
 
 PARALLEL_SLICES: Final = 2
 """While one slice waits for the cluster or the embedder, the next is checked and chunked."""
@@ -42,8 +44,6 @@ SCAN_ITEMS: Final = 1_000
 SCAN_KEEP_ALIVE_S: Final = 120.0
 CHARS_IN_LOOP: Final = 20_000
 """Longer texts are cut in a thread, so that others are served meanwhile (1,000,000 characters take 0.1 to 1 s)."""
-
-log = logging.getLogger("halflife")
 
 
 @dataclass(frozen=True, slots=True)
@@ -851,125 +851,10 @@ def check_first(items: Sequence[Any], *, collection: str, dims: int) -> None:
     report.result()
 
 
-class TouchQueue:
-    """Collects touches and writes them later, each document once with its latest instant.
-
-    Touches are worth little: past `most` waiting documents new ones are dropped and counted, and what could not be
-    written when the queue closes is lost.
-    """
-
-    def __init__(
-        self,
-        touch: Callable[[Mapping[str, datetime], Collection, Condition | None], Awaitable[BulkResult]],
-        *,
-        interval_s: float = 1.0,
-        most: int = 10_000,
-    ) -> None:
-        """`touch` writes them, as `Indexer.touch` does."""
-        self._touch = touch
-        self._interval_s = interval_s
-        self._most = most
-        self._waiting: dict[tuple[str, str], _Touches] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._flushing = asyncio.Lock()
-        self.dropped = 0
-        self.failed = 0
-
-    @property
-    def waiting(self) -> int:
-        """How many documents' touches wait to be written."""
-        return sum(len(entry.instants) for entry in self._waiting.values())
-
-    def add(
-        self,
-        collection: Collection,
-        ids: Iterable[str],
-        at: datetime,
-        *,
-        tag: str = "",
-        within: Condition | None = None,
-    ) -> int:
-        """Note that these documents were read at that moment, by the caller of this tag who is kept `within`.
-
-        Returns how many of them were taken; the others are dropped.
-        """
-        taken = 0
-        entry = self._waiting.setdefault((collection.name, tag), _Touches(collection, within))
-        entry.within = within
-        waiting = entry.instants
-        room = self._most - self.waiting
-        for id_ in ids:
-            if id_ in waiting:
-                waiting[id_] = max(waiting[id_], at)
-                taken += 1
-            elif room > 0:
-                waiting[id_] = at
-                room -= 1
-                taken += 1
-            else:
-                self.dropped += 1
-        return taken
-
-    async def start(self) -> None:
-        """Write what is waiting every `interval_s` from now on."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="touches")
-
-    async def flush(self) -> None:
-        """Write what is waiting now. Never raises for the cluster's troubles: those touches wait for the next time."""
-        async with self._flushing:
-            waiting, self._waiting = self._waiting, {}
-            for (_, tag), entry in waiting.items():
-                instants = entry.instants
-                if not instants:
-                    continue
-                try:
-                    result = await self._touch(instants, entry.collection, entry.within)
-                except Unavailable:
-                    self._put_back(tag, entry, instants)
-                except HalflifeError:
-                    self.failed += len(instants)
-                else:
-                    lost = [
-                        item.id for item in result.items if item.status == "failed" and item.id is not None
-                    ]
-                    self._put_back(tag, entry, {id_: instants[id_] for id_ in lost})
-
-    async def close(self) -> None:
-        """Stop, after one more attempt to write what is waiting."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
-        await self.flush()
-
-    def _put_back(self, tag: str, entry: "_Touches", instants: Mapping[str, datetime]) -> None:
-        for id_, at in instants.items():
-            self.add(entry.collection, [id_], at, tag=tag, within=entry.within)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            try:
-                await self.flush()
-            except Exception:
-                log.exception("touches could not be written")
-
-
 # --- what is under way -----------------------------------------------------------------------------------------------
 
 _Apply = Callable[[Stored], Source | None]
 _Space = tuple[str | None, int]
-
-
-@dataclass(eq=False, slots=True)
-class _Touches:
-    """What one caller read in one collection and is not noted there yet."""
-
-    collection: Collection
-    within: Condition | None
-    instants: dict[str, datetime] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from app.collection import Collection
 from app.errors import InvalidRequest
 from app.filters import AllOf, clauses, parse_filter
-from app.models import Collection, Filter, Value
 from app.refusals import invalid
 from app.times import Instant, to_ms
+from app.values import Filter, Value
 
 Scope = Literal["read", "write", "admin", "metrics"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)

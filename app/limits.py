@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.asking import Search
 from app.errors import LimitExceeded
 from app.filters import parse_filter
-from app.models import (
+from app.ranking import Profile
+from app.values import (
     MAX_FILTER_DEPTH,
     MAX_FILTER_TERMS,
     MAX_ITEMS,
@@ -19,8 +21,6 @@ from app.models import (
     MAX_QUERY_CHARS,
     MAX_TOP_K,
     MAX_WINDOW,
-    Profile,
-    Search,
 )
 
 

@@ -20,20 +20,20 @@ from typing import TypeVar
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from app import catalog, indexing, observing, openapi, watching
-from app.api import Service, install_handlers, router
+from app import api_collections, api_documents, api_search, catalog, indexing, observing, openapi, watching
+from app.api import Service, health, install_handlers
+from app.collection import Collection
 from app.edge import HELD_BODIES, OPEN_PATHS, Edge, Guard
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError, InvalidRequest
-from app.extracting import Limits
+from app.extracted import Limits
 from app.feedback import Votes
 from app.keyfile import KeyFile
 from app.keys import Keyring, parse_keys
 from app.limits import Buckets
 from app.limits import Limits as RequestLimits
 from app.metering import Metering
-from app.models import Collection
 from app.reranking import Reranker
 from app.rewriting import Rewriter
 from app.sandbox import Bounds, Line, Sandbox
@@ -41,6 +41,7 @@ from app.search import Doors
 from app.searchlog import SearchLog
 from app.settings import Settings
 from app.targets import CatalogTargets, OtherModel
+from app.touches import TouchQueue
 from app.watching import Watch
 from app.writes import DocumentEmbedder, Patience, Stamper, Targets
 
@@ -133,7 +134,8 @@ def create_app(settings: Settings) -> FastAPI:
             "exclude": lambda scope: scope.get("path") in observing.TRACED_PATHS_LEFT_OUT,
         },
     )
-    app.include_router(router)
+    for router in (api_search.router, api_documents.router, api_collections.router, health):
+        app.include_router(router)
     install_handlers(app)
     openapi.install(app)
     app.add_middleware(
@@ -382,7 +384,7 @@ async def _start(
         touch_ahead_s=settings.touch_ahead_s,
         votes=votes.ratings,
     )
-    touches = indexing.TouchQueue(
+    touches = TouchQueue(
         lambda instants, collection, within: indexer.touch(instants, collection=collection, within=within)
     )
     return Service(

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 
-from app import fields, models
+from app import answers, asking, collection, fields, values, writing
 from app.filters import INNER, INNER_OBJECTS, MAX_VALUE_UNITS
 from app.times import INSTANT_SCHEMA
 
@@ -106,7 +106,7 @@ UPSERT_EXAMPLES = {
 GIVEN: dict[str, Any] = {
     "type": "object",
     "propertyNames": {
-        "enum": [name for name in models.Document.model_fields if name not in ("text", "embedding")]
+        "enum": [name for name in writing.Document.model_fields if name not in ("text", "embedding")]
     },
 }
 """Fields of a document that stand beside a file."""
@@ -192,16 +192,16 @@ SYNONYM_EXAMPLES = {
 }
 
 _BODIES: dict[tuple[str, str], tuple[tuple[type[BaseModel], ...], dict[str, Any]]] = {
-    ("/v1/search", "post"): ((models.Search, models.SearchBatch, models.NextPage), SEARCH_EXAMPLES),
-    ("/v1/why", "post"): ((models.Why,), WHY_EXAMPLES),
-    ("/v1/feedback", "post"): ((models.Feedback,), FEEDBACK_EXAMPLES),
-    ("/v1/collections/{collection}", "put"): ((models.CollectionOptions,), COLLECTION_EXAMPLES),
-    ("/v1/collections/{collection}/synonyms", "put"): ((models.SynonymSet,), SYNONYM_EXAMPLES),
-    ("/v1/collections/{collection}/documents", "post"): ((models.Upsert,), UPSERT_EXAMPLES),
-    ("/v1/collections/{collection}/documents", "patch"): ((models.PatchDocuments,), PATCH_EXAMPLES),
-    ("/v1/collections/{collection}/documents/delete", "post"): ((models.DeleteDocuments,), DELETE_EXAMPLES),
+    ("/v1/search", "post"): ((asking.Search, asking.SearchBatch, asking.NextPage), SEARCH_EXAMPLES),
+    ("/v1/why", "post"): ((asking.Why,), WHY_EXAMPLES),
+    ("/v1/feedback", "post"): ((asking.Feedback,), FEEDBACK_EXAMPLES),
+    ("/v1/collections/{collection}", "put"): ((collection.CollectionOptions,), COLLECTION_EXAMPLES),
+    ("/v1/collections/{collection}/synonyms", "put"): ((collection.SynonymSet,), SYNONYM_EXAMPLES),
+    ("/v1/collections/{collection}/documents", "post"): ((writing.Upsert,), UPSERT_EXAMPLES),
+    ("/v1/collections/{collection}/documents", "patch"): ((writing.PatchDocuments,), PATCH_EXAMPLES),
+    ("/v1/collections/{collection}/documents/delete", "post"): ((writing.DeleteDocuments,), DELETE_EXAMPLES),
 }
-_ALSO = (models.RowNames, models.Query, models.Document, models.DocumentPatch, models.FeedbackItem)
+_ALSO = (writing.RowNames, asking.Query, writing.Document, writing.DocumentPatch, asking.FeedbackItem)
 _OPTIONAL_BODIES = {("/v1/collections/{collection}", "put")}
 
 
@@ -358,9 +358,9 @@ RETRY_AFTER_HEADER: dict[str, Any] = {
 
 
 _ANSWERS = (
-    models.SearchResult, models.WhyResult, models.BulkResult, models.FilesResult, models.Deletion,
-    models.DocumentPage, models.StoredDocument, models.Collection, models.BrokenCollection, models.CollectionDetails,
-    models.StoredSynonyms,
+    answers.SearchResult, answers.WhyResult, answers.BulkResult, answers.FilesResult, answers.Deletion,
+    answers.DocumentPage, answers.StoredDocument, collection.Collection, collection.BrokenCollection, collection.CollectionDetails,
+    collection.StoredSynonyms,
 )  # fmt: skip
 
 
@@ -450,7 +450,7 @@ def _filter_schemas() -> dict[str, Any]:
     ranged = ("date", "double", "any")
     tests = {}
     for kind, value in scalars.items():
-        several = {"type": "array", "items": value, "maxItems": models.MAX_FILTER_TERMS}
+        several = {"type": "array", "items": value, "maxItems": values.MAX_FILTER_TERMS}
         operators: dict[str, Any] = {
             "in": several,
             "ne": {"anyOf": [value, {**several, "minItems": 1}]},
@@ -485,7 +485,7 @@ def _filter_schemas() -> dict[str, Any]:
         "description": (
             "Field or metadata key -> a value, a list of values (any of them), or an object of operators "
             "(gt, gte, lt, lte, in, ne, exists); `and` / `or` take lists of filters, `not` takes one. Ranges need a date "
-            f"field or a field declared for the collection. Nested at most {models.MAX_FILTER_DEPTH} deep. Metadata keys that "
+            f"field or a field declared for the collection. Nested at most {values.MAX_FILTER_DEPTH} deep. Metadata keys that "
             f"are called {', '.join(INNER)} are written with `metadata.` before them."
         ),
         "properties": {

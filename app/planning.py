@@ -9,31 +9,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from app import decay, fields, filters, queries, supersession, synonyms
+from app.answers import Rewrite, Total
+from app.asking import Highlight, Rewriting, Search, Wording
+from app.collection import Collection
 from app.errors import InvalidRequest, LimitExceeded, SchemaMismatch
-from app.models import (
-    DEFAULT_WINDOW,
-    MAX_ROUTES,
+from app.ranking import (
     STAGES,
-    Collection,
     Decay,
     DecayStrength,
     FeedbackOptions,
     Fusion,
-    Highlight,
     Profile,
     Ranked,
     ResolvedDecay,
-    Rewrite,
-    Rewriting,
     Route,
     RouteKind,
-    Search,
-    Total,
-    Wording,
     has_strength,
 )
 from app.ratings import Ratings
 from app.times import DAY_MS, format_instant, from_ms, parse_instant, to_ms
+from app.values import DEFAULT_WINDOW, MAX_ROUTES
 
 DEFAULT_DECAY: Final = "auto"
 """What holds where neither the request nor a profile says anything about decay. Over the judged sets it lifts currency

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from app import fields
-from app.models import Wording
+from app.asking import Wording
 from app.times import DAY_MS, format_instant, from_ms, within_calendar
 from app.vocabulary import FUNCTION_WORDS
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from app.models import HitFeedback
+from app.answers import HitFeedback
 from app.times import DAY_MS
 
 HALF_LIFE_DAYS: Final = 30.0

@@ -8,16 +8,17 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from app import names, observing, queries
-from app.elastic import Cluster, cursor_expired
+from app.answers import RouteStatus
+from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorExpired, EmbedderUnavailable, HalflifeError, SchemaMismatch, Unavailable
-from app.models import RouteStatus
+from app.outcomes import cursor_expired
 from app.planning import Plan, PlannedRoute, RouteAnswer, read_route, route_body
 from app.recency import Recency
 
@@ -25,6 +26,7 @@ PIT_KEEP_ALIVE_S = 120.0
 ROUTE_SHARE = 0.7
 """Of the time left, what the routes may take: the rest brings the documents of what was found."""
 GRACE_S = 0.5
+NO_VOTES = "votes do not count here: feedback is not configured, or its ratings are being read"
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Run:
     """Why the query was not rewritten, where it should be."""
     doomed: HalflifeError | None = None
     """Why no answer of any route could be used."""
+    lost: bool = False
+    """Its point in time was gone when the cluster was asked: an index was deleted, or a node went with its context."""
 
     def degrade(self, reason: str, error: HalflifeError | None = None) -> None:
         self.degraded = True
@@ -59,6 +63,22 @@ class Run:
         observing.DEGRADED.labels("other" if error is None else error.code).inc()
         if error is not None and self.failure is None:
             self.failure = error
+
+    def begin_again(self, plan: Plan, *, pit: str | None) -> None:
+        """Forget all answers, to ask by this plan within the time that is left."""
+        fresh = Run(plan=plan, offset=self.offset, deadline=self.deadline, pit=pit)
+        fresh.warnings = list(plan.warnings)
+        if plan.feedback is not None and plan.ratings is None:
+            fresh.warnings.append(NO_VOTES)
+        fresh.unwritten = self.unwritten
+        for item in fields(Run):
+            setattr(self, item.name, getattr(fresh, item.name))
+        if self.unwritten is not None:
+            self.not_rewritten(self.unwritten)
+
+    def not_rewritten(self, error: HalflifeError) -> None:
+        self.unwritten = error
+        self.degrade(f"not rewritten, the query's own words are searched: {error.detail}", error)
 
     def remaining_s(self) -> float:
         return max(0.05, self.deadline - time.monotonic())
@@ -279,16 +299,26 @@ async def ask_all(
     """Return the answers of the runs' bodies, all sent in one request."""
     if not searches:
         return []
-    return await cluster.msearch(
+    answers = await cluster.msearch(
         [located(run, body) for run, body in searches],
         timeout_s=longest([run for run, _ in searches]),
         opaque_id=request_id,
+    )
+    for (run, _), answer in zip(searches, answers, strict=True):
+        run.lost = run.lost or _tells_lost(answer)
+    return answers
+
+
+def _tells_lost(answer: dict[str, Any] | HalflifeError) -> bool:
+    return isinstance(answer, CursorExpired) or (
+        isinstance(answer, HalflifeError) and cursor_expired(answer, remedy="") is not None
     )
 
 
 def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
     run, name = ask.run, ask.route.name
     if isinstance(answer, HalflifeError):
+        run.lost = run.lost or _tells_lost(answer)
         if run.offset > 0:
             answer = cursor_expired(answer, remedy="search again") or answer
         if isinstance(answer, CursorExpired) and run.offset == 0:

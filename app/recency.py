@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from app.answers import RecencyMode
 from app.intent import Intent, Span
-from app.models import RecencyMode, ResolvedDecay
+from app.ranking import ResolvedDecay
 from app.times import DAY_MS, format_instant, from_ms
 
 COMPARED: Final = 20

@@ -28,9 +28,11 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from app import catalog, chunking, copying, documents, fields, moves, names, turns
+from app.collection import Collection, CollectionOptions, DeclaredType, Similarity
 from app.copying import patiently
 from app.documents import InvalidItem, Source
-from app.elastic import BulkAction, Cluster, encode
+from app.elastic import BulkAction, Cluster
+from app.encoding import encode
 from app.errors import (
     ClusterUnavailable,
     Conflict,
@@ -39,7 +41,6 @@ from app.errors import (
     SchemaMismatch,
     Unavailable,
 )
-from app.models import Collection, CollectionOptions, DeclaredType, Similarity
 from app.moves import Ledger, Standing, State, Taken
 from app.turns import Turn
 from app.writes import DocumentEmbedder

@@ -15,11 +15,11 @@ from typing import Any, Final, Self
 import httpx2
 
 from app import observing
+from app.asking import RewriteOptions, Rewriting
 from app.breaker import Outcome
 from app.dialling import brief, check_key, json_headers, open_client, parse_url, sendable, shown, with_ending
 from app.errors import HalflifeError, RewriterFailed
 from app.guarding import Guard
-from app.models import RewriteOptions, Rewriting
 
 MOST_TERMS: Final = 12
 MOST_TERM_CHARS: Final = 80

@@ -19,7 +19,7 @@ from typing import IO, Any, Final, Self
 
 from app import extracting
 from app.errors import Overloaded, UnreadableFile
-from app.extracting import Extracted, Limits
+from app.extracted import Extracted, Limits
 
 _FILES_PER_PROCESS: Final = 200
 _LENGTH: Final = struct.Struct(">QQ")

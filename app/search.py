@@ -9,7 +9,6 @@ import base64
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from dataclasses import fields as dataclass_fields
 from datetime import datetime
 from typing import Any, cast
 
@@ -18,21 +17,12 @@ from pydantic import ValidationError
 
 from app import catalog, caveats, experiments, fields, hints, names, observing, queries
 from app import cursor as cursors
+from app.answers import Hit, RecencyDecision, RouteHit, RouteStatus, SearchResult, Suggestion
+from app.asking import Search
+from app.collection import Collection
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
-from app.models import (
-    STAGES,
-    Collection,
-    Hit,
-    Ranked,
-    RecencyDecision,
-    RouteHit,
-    RouteStatus,
-    Search,
-    SearchResult,
-    Suggestion,
-)
 from app.planning import (
     Pinned,
     Plan,
@@ -47,8 +37,9 @@ from app.planning import (
     route_body,
     shown,
 )
+from app.ranking import STAGES, Ranked
 from app.ratings import Ratings
-from app.recall import PIT_KEEP_ALIVE_S, Run, ask_all, fatal, recall
+from app.recall import NO_VOTES, PIT_KEEP_ALIVE_S, Run, ask_all, fatal, recall
 from app.reranking import Reranker
 from app.rewriting import Rewriter
 from app.stages import (
@@ -168,7 +159,6 @@ def plan_of(request: Search, *, collection: Collection, caller: Caller, now_ms: 
 
 
 NO_RERANKER = "not reranked, as the profile asks: this service has no reranker (HALFLIFE_RERANK_URL)"
-NO_VOTES = "votes do not count here: feedback is not configured, or its ratings are being read"
 
 
 async def with_votes(plan: Plan, *, doors: Doors, caller: Caller) -> Plan:
@@ -223,8 +213,7 @@ async def rewrite(run: Run, *, doors: Doors, caller: Caller) -> None:
         run.plan = rewritten(before, found, forced=caller.forced, model=doors.rewriter.model)
         run.warnings += [warning for warning in run.plan.warnings if warning not in run.warnings]
     except HalflifeError as error:
-        run.unwritten = error
-        run.degrade(f"not rewritten, the query's own words are searched: {error.detail}", error)
+        run.not_rewritten(error)
 
 
 def check_reranker(request: Search, doors: Doors) -> None:
@@ -289,6 +278,15 @@ async def _answer(
     try:
         opened = await recall_where_it_is(live, doors=doors, caller=caller)
         finished = await _finish(live, doors=doors, caller=caller)
+        if any(run.lost and run.offset == 0 for run in live):
+            # Nobody has seen a page of this point in time: its index was dropped (a rollback does), so another is asked.
+            if opened is not None:
+                doors.cluster.close_pit_soon(opened)
+                opened = None
+            for run in live:
+                run.begin_again(run.plan, pit=None)
+            opened = await recall_where_it_is(live, doors=doors, caller=caller)
+            finished = await _finish(live, doors=doors, caller=caller)
         found = {id(run): bool(out.order) for run in live if isinstance(out := finished[id(run)], _Outcome)}
         suggested = await hints.given(
             [run for run in live if id(run) in found],
@@ -338,18 +336,7 @@ async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -
             forced=forced,
             pinned=Pinned(old.wordings, old.rewrites),
         )
-        fresh = Run(
-            plan=replace(plan, ratings=old.ratings, ranked=old.ranked),
-            offset=run.offset,
-            deadline=run.deadline,
-            pit=run.pit,
-            warnings=[*plan.warnings, *(warning for warning in run.warnings if warning == NO_VOTES)],
-        )
-        fresh.unwritten = run.unwritten
-        for item in dataclass_fields(Run):
-            setattr(run, item.name, getattr(fresh, item.name))
-        if (error := run.unwritten) is not None:
-            run.degrade(f"not rewritten, the query's own words are searched: {error.detail}", error)
+        run.begin_again(replace(plan, ratings=old.ratings, ranked=old.ranked), pit=run.pit)
     return await _recall(live, doors=doors, caller=caller) or opened
 
 

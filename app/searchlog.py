@@ -18,10 +18,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from app import catalog, decay, experiments, names, observing
-from app.elastic import Cluster, encode
+from app.answers import SearchResult
+from app.asking import Search
+from app.collection import Collection
+from app.elastic import Cluster
+from app.encoding import encode
 from app.errors import ClusterRejected, Conflict, HalflifeError, NotFound
-from app.models import DEFAULT_WINDOW, Collection, Decay, Fusion, Search, SearchResult
+from app.ranking import Decay, Fusion
 from app.times import DAY_MS, format_instant, parse_instant
+from app.values import DEFAULT_WINDOW
 
 PURPOSE: Final = "searches"
 ALIAS: Final = names.own_index(PURPOSE)

@@ -16,7 +16,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from app.models import (
+from app.values import (
     DEFAULT_WINDOW,
     MAX_FILTER_DEPTH,
     MAX_FILTER_TERMS,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from app import fields
-from app.models import Suggestion
+from app.answers import Suggestion
 from app.vocabulary import AMBIGUOUS, FUNCTION_WORDS, FURTHER
 
 MAX_WORDS: Final = 16

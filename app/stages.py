@@ -11,11 +11,12 @@ from typing import Any, Literal
 import numpy as np
 
 from app import decay, diversity, fields, fusion, observing, queries, recency, supersession
-from app.elastic import unpack_vector
+from app.answers import HitFeedback, RouteHit, RouteStatus
+from app.encoding import unpack_vector
 from app.errors import RerankerFailed
 from app.intent import read_intent
-from app.models import Fusion, HitFeedback, RouteHit, RouteStatus
 from app.planning import Candidate, Plan, PlannedRoute, RouteAnswer
+from app.ranking import Fusion
 from app.recency import Recency
 from app.reranking import Reranker, to_probability
 from app.supersession import Said

@@ -14,8 +14,10 @@ from functools import lru_cache
 from itertools import combinations, product
 from typing import Final
 
+from app.answers import Rewrite
+from app.asking import Wording
+from app.collection import SynonymRule
 from app.errors import InvalidRequest
-from app.models import Rewrite, SynonymRule, Wording
 
 MAX_TERMS: Final = 32
 """Terms on both sides of one rule."""

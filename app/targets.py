@@ -7,10 +7,10 @@ from typing import Final
 
 from app import moves
 from app.catalog import Catalog, Known, WriteTarget, read_collection
+from app.collection import Collection
 from app.elastic import Cluster
 from app.embedding import Embedded
 from app.errors import ClusterUnavailable, SchemaMismatch
-from app.models import Collection
 from app.writes import DocumentEmbedder, Target
 
 FENCE_WAIT_S: Final = 18.0

@@ -17,11 +17,13 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from app import chunking, copying, documents, fields, names
+from app.collection import Collection, CollectionOptions, SynonymRule, SynonymSet
 from app.copying import patiently
 from app.documents import InvalidItem, Source
-from app.elastic import Cluster, encode, unpack_vector
+from app.elastic import Cluster
+from app.encoding import encode, unpack_vector
 from app.errors import ClusterUnavailable, CursorExpired, HalflifeError, InvalidRequest, Unavailable
-from app.models import Collection, CollectionOptions, SynonymRule, SynonymSet, stored_profiles
+from app.ranking import stored_profiles
 from app.refusals import parse
 from app.times import format_instant
 from app.writes import Patience, Stamper, Target, Targets, Write, Writer

@@ -13,8 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from app import advice, decay, fields, filters, queries
+from app.answers import WhyChunk, WhyResult, WhyRoute
+from app.asking import Search, Why
+from app.collection import Collection
 from app.errors import HalflifeError
-from app.models import Collection, ResolvedDecay, Search, Why, WhyChunk, WhyResult, WhyRoute
 from app.planning import (
     Candidate,
     Plan,
@@ -25,6 +27,7 @@ from app.planning import (
     route_body,
     route_query,
 )
+from app.ranking import ResolvedDecay
 from app.recall import Run, fatal, located
 from app.search import (
     NO_RERANKER,

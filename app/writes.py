@@ -23,11 +23,12 @@ from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from app import documents, observing
-from app.elastic import BulkAction, BulkOutcome, Cluster
+from app.collection import Collection
+from app.elastic import BulkAction, Cluster
 from app.embedding import Embedded
 from app.errors import ClusterUnavailable, Conflict, HalflifeError, NotFound, Unavailable
 from app.guarding import repeating
-from app.models import Collection
+from app.outcomes import BulkOutcome
 
 WORKERS: Final = 64
 BULK_BYTES: Final = 8 * 2**20

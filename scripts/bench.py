@@ -21,8 +21,9 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from app.elastic import pack_vector
-from app.models import Collection, Search
+from app.asking import Search
+from app.collection import Collection
+from app.encoding import pack_vector
 from app.planning import fetch_body, make_plan
 from scripts import stack
 

@@ -17,10 +17,11 @@ from typing import Any, Literal
 import numpy as np
 
 from app import catalog, fields, names
-from app.elastic import Cluster, pack_vector
+from app.asking import RewriteOptions
+from app.elastic import Cluster
+from app.encoding import pack_vector
 from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound, RerankerFailed
 from app.main import open_cluster, open_embedder, open_reranker, open_rewriter
-from app.models import RewriteOptions
 from app.settings import Settings
 from scripts import stack
 from scripts.client import URL_VARIABLE

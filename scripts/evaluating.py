@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from app.models import DEFAULT_WINDOW, Search, check_collection
+from app.asking import Search
+from app.values import DEFAULT_WINDOW, check_collection
 from scripts import metrics, sources
 from scripts.client import ApiProblem, Client, persist
 from scripts.judged import Corpus, JudgedSet, Question

@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.collection import DeclaredType
 from app.errors import InvalidRequest
 from app.filters import MAX_CONDITIONS, compile_filter, matches
-from app.models import DeclaredType
 from app.times import parse_instant, to_ms
 
 DECLARED: dict[str, DeclaredType] = {

@@ -11,7 +11,7 @@ from scripts.stack import DEFAULT_DATA
 def named_collection(name: str | None) -> str | None:
     """Return the name if a collection can have it: told before anything else is done, as wrong usage."""
     if name is not None:
-        from app.models import check_collection
+        from app.values import check_collection
 
         try:
             check_collection(name)

@@ -24,10 +24,10 @@ from scripts.options import CollectionArgument, DataOption, JsonOption, YesOptio
 
 if TYPE_CHECKING:
     from app import transfer
+    from app.collection import Collection
     from app.elastic import Cluster
     from app.embedding import Embedder
     from app.main import Embedders
-    from app.models import Collection
     from app.moves import Standing, State
     from app.reindex import Changes, Outcome, Plan, Progress, Reindexer
     from app.settings import Settings
@@ -291,7 +291,7 @@ async def _changes(asked: _Asked, embedder: "Embedder") -> "Changes":
 
 
 def _declared(given: Sequence[str]) -> dict[str, Any]:
-    from app.models import DeclaredType
+    from app.collection import DeclaredType
 
     declared = {}
     for item in given:
@@ -306,7 +306,7 @@ def _declared(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _similarity(given: str | None) -> Any:
-    from app.models import Similarity
+    from app.collection import Similarity
 
     if given is not None and given not in get_args(Similarity):
         raise typer.BadParameter(
@@ -379,8 +379,9 @@ async def _adopt(
     """Bring another index into the collection, having shown what its documents become."""
     from app import catalog
     from app.adoption import Adopter, Sizes
-    from app.models import Collection, CollectionOptions, check_collection
+    from app.collection import Collection, CollectionOptions
     from app.reindex import Progress
+    from app.values import check_collection
 
     check_collection(collection)
     dims = await embedder.check()
@@ -500,7 +501,7 @@ async def export_to(
 ) -> int:
     """Write the collection to the file, going on where an earlier try left off; return how many documents it has."""
     from app import catalog, transfer
-    from app.elastic import encode
+    from app.encoding import encode
     from app.errors import CursorExpired
     from app.reindex import Progress
     from scripts.archives import ArchiveWriter

@@ -18,8 +18,9 @@ from typing import IO, Any
 from app import extracting
 from app.drafts import Names, drafts_of, from_cells, from_line, misnamed
 from app.errors import UnreadableFile
-from app.extracting import Limits
-from app.extracting import parse_line as parse
+from app.extracted import SUFFIXES, Limits
+from app.plainfiles import csv_rows
+from app.plainfiles import parse_line as parse
 from app.sandbox import Sandbox
 from app.times import format_instant
 
@@ -40,7 +41,7 @@ __all__ = [
 LINE_SUFFIXES = (".jsonl", ".ndjson", ".json")
 # A folder of documents holds settings and logs too: those are read where they are named.
 _NAMED_ONLY = (".json", ".log")
-FOLDER_SUFFIXES = tuple(suffix for suffix in extracting.SUFFIXES if suffix not in _NAMED_ONLY)
+FOLDER_SUFFIXES = tuple(suffix for suffix in SUFFIXES if suffix not in _NAMED_ONLY)
 _IN_PROCESS = frozenset({"text", "markdown"})
 _LONGEST_LINE = 64 * 2**20
 LIMITS = Limits(max_bytes=256 * 2**20, max_unpacked_bytes=2**30, max_pages=20_000)
@@ -148,7 +149,7 @@ def _spelled(path: Path) -> str:
 def _is_lines(path: Path, *, unnamed: bool = False) -> bool:
     """Tell whether a file is JSON Lines: by its name, and (`unnamed`) where that says nothing by its first character."""
     suffix = _suffix(path)
-    if suffix in LINE_SUFFIXES or suffix == ".gz" or suffix in extracting.SUFFIXES or not unnamed:
+    if suffix in LINE_SUFFIXES or suffix == ".gz" or suffix in SUFFIXES or not unnamed:
         return suffix in LINE_SUFFIXES or suffix == ".gz"
     with path.open("rb") as stream:
         return stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
@@ -205,7 +206,7 @@ def read_table(source: Source, names: Names) -> Iterator[Read]:
         with io.TextIOWrapper(raw, encoding, newline="") as stream:
             before, told = 0, False
             try:
-                for row in extracting.csv_rows(stream, tab=_suffix(source.path) == ".tsv"):
+                for row in csv_rows(stream, tab=_suffix(source.path) == ".tsv"):
                     after = raw.tell()
                     where, size, before = f"{source.path}:{row.number}", after - before, after
                     if row.values is None:

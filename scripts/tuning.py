@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import numpy as np
 from pydantic import ValidationError
 
-from app.models import Decay, Fusion, Profile, Search
+from app.asking import Search
 from app.queries import TITLE_BOOST
+from app.ranking import Decay, Fusion, Profile
 from app.times import DAY_MS
 from scripts import evaluating, metrics
 from scripts.client import Client

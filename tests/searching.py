@@ -15,10 +15,13 @@ import httpx2
 import numpy as np
 
 from app import catalog, documents, fields, names
-from app.elastic import BulkAction, Cluster, pack_vector
+from app.answers import SearchResult
+from app.asking import Search
+from app.collection import Collection, CollectionOptions, DeclaredType, Similarity
+from app.elastic import BulkAction, Cluster
 from app.embedding import Embedded, Embedder
+from app.encoding import pack_vector
 from app.errors import EmbedderUnavailable, HalflifeError
-from app.models import Collection, CollectionOptions, DeclaredType, Search, SearchResult, Similarity
 from app.reranking import Reranker
 from app.search import Caller, Doors, next_page, search
 from app.times import parse_instant, to_ms

@@ -13,10 +13,11 @@ import pytest
 from app import names
 from app.adoption import Adopter
 from app.catalog import install_templates
-from app.elastic import Cluster, encode
+from app.collection import CollectionOptions
+from app.elastic import Cluster
 from app.embedding import Embedder
+from app.encoding import encode
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
-from app.models import CollectionOptions
 from tests.fakes import EmbeddingServer, vector_of
 from tests.moving import DIMS, World, embedder_of, now
 
@@ -154,7 +155,7 @@ async def test_what_does_not_fit_is_named(world: World, foreign: Foreign) -> Non
 
 
 async def _shape(world: World) -> Any:
-    from app.models import Collection
+    from app.collection import Collection
 
     return Collection(
         name=world.name,

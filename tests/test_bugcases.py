@@ -12,9 +12,9 @@ import httpx2
 import pytest
 from typer.testing import CliRunner, Result
 
+from app.collection import Collection
 from app.elastic import Cluster
 from app.errors import Unavailable
-from app.models import Collection
 from app.reranking import Reranker
 from scripts import cli
 from tests.fakes import EmbeddingServer, FarEnd, Reply, Seen
@@ -26,30 +26,30 @@ TEXT, NEAR = {"kind": "text"}, {"kind": "vector"}
 
 COVERED: dict[str, list[str]] = {
     "BC-01": ["test_decay_node::test_decay_math_bc01", "test_decay::test_decay_math_bc01_the_closed_formula"],
-    "BC-03": ["test_decay_node::test_decay_math_bc03_decay_multiplies", "test_models::test_decay_math_bc03_an_unknown_mode_is_refused"],
+    "BC-03": ["test_decay_node::test_decay_math_bc03_decay_multiplies", "test_requests::test_decay_math_bc03_an_unknown_mode_is_refused"],
     "BC-04": [
-        "test_models::test_decay_params_bc04_bad_decay", "test_models::test_decay_params_bc04_bad_scale",
-        "test_models::test_decay_params_bc04_bad_offset", "test_models::test_decay_params_bc04_bad_origin",
+        "test_requests::test_decay_params_bc04_bad_decay", "test_requests::test_decay_params_bc04_bad_scale",
+        "test_requests::test_decay_params_bc04_bad_offset", "test_requests::test_decay_params_bc04_bad_origin",
         "test_decay_node::test_decay_params_bc04_minutes_are_minutes_in_the_cluster",
     ],
-    "BC-05": ["test_decay_node::test_decay_date_bc05_undated_documents", "test_models::test_decay_date_bc05_null_is_absent_and_blank_is_refused"],
+    "BC-05": ["test_decay_node::test_decay_date_bc05_undated_documents", "test_requests::test_decay_date_bc05_null_is_absent_and_blank_is_refused"],
     "BC-07": ["test_decay_node::test_decay_date_bc07_the_future"],
     "BC-08": ["test_decay_node::test_decay_pipeline_bc08_bc10_cosines_decay_before_the_cut"],
     "BC-10": [
         "test_decay_node::test_decay_pipeline_bc08_bc10_cosines_decay_before_the_cut",
         "test_decay_node::test_decay_pipeline_bc10_an_undated_document_takes_its_factor",
     ],
-    "BC-12": ["test_search_node::test_rrf_bc12_sums_ties_and_weights", "test_models::test_rrf_bc12_bad_rank_constants_are_refused"],
+    "BC-12": ["test_search_node::test_rrf_bc12_sums_ties_and_weights", "test_requests::test_rrf_bc12_bad_rank_constants_are_refused"],
     "BC-14": ["test_search_node::test_dedup_bc14_equal_texts_once_each_with_its_own_metadata"],
     "BC-16": ["test_bugcases::test_pagination_bc16_limits_are_told_and_a_list_has_no_limit"],
     "BC-17": [
         "test_search_node::test_threshold_bc17_cosine_keeps_x_only",
         "test_search_node::test_threshold_bc17_bc18_the_same_cosine_for_every_measure",
-        "test_models::test_threshold_bc17_a_cut_on_the_fused_score_does_not_exist",
+        "test_requests::test_threshold_bc17_a_cut_on_the_fused_score_does_not_exist",
     ],
     "BC-18": [
         "test_search_node::test_mmr_bc18", "test_search_node::test_threshold_bc18_a_weight_of_zero_adds_nothing",
-        "test_models::test_mmr_bc18_lambda_outside_0_to_1_is_refused",
+        "test_requests::test_mmr_bc18_lambda_outside_0_to_1_is_refused",
     ],
     "BC-20": ["test_bugcases::test_rerank_bc20", "test_reranking::TestRerank"],
     "BC-21": [
@@ -68,7 +68,7 @@ COVERED: dict[str, list[str]] = {
         "test_embedding::test_what_is_neither_list_nor_base64_is_refused",
     ],
     "BC-25": ["test_indexing::BC-25", "test_embedding::test_a_bad_vector_fails_alone_with_its_reason"],
-    "BC-27": ["test_search_node::test_knn_params_bc27_the_pool_is_as_large_as_the_page", "test_models::test_knn_params_bc27_top_k_out_of_range_is_refused"],
+    "BC-27": ["test_search_node::test_knn_params_bc27_the_pool_is_as_large_as_the_page", "test_requests::test_knn_params_bc27_top_k_out_of_range_is_refused"],
     "BC-28": ["test_search_node::test_knn_params_bc28_a_hit_of_score_zero_under_a_filter"],
     "BC-29": ["test_times::test_datetime_bc29_ambiguous_numbers_are_refused", "test_decay_node::test_datetime_bc29_a_numeric_origin", "test_indexing::BC-29"],
     "BC-30": ["test_decay_node::test_datetime_bc30_spellings_and_day_bounds", "test_indexing::BC-30"],
@@ -105,7 +105,7 @@ COVERED: dict[str, list[str]] = {
         "test_reindex::test_a_stopped_reindex_goes_on_where_it_was",
         "test_reindex::test_a_second_process_is_refused_and_may_ask_for_a_pause",
     ],
-    "BC-54": ["test_search_node::test_memory_decay_bc54_additive", "test_models::test_memory_decay_bc54_a_loss_outside_0_to_1_is_refused"],
+    "BC-54": ["test_search_node::test_memory_decay_bc54_additive", "test_requests::test_memory_decay_bc54_a_loss_outside_0_to_1_is_refused"],
     "BC-55": [
         "test_touch::test_memory_decay_bc55_exactly_what_was_returned_is_touched_and_nothing_else_of_it_changes",
         "test_touch::test_memory_decay_bc55_filters_and_pages_touch_what_they_return",

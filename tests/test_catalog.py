@@ -9,9 +9,9 @@ import pytest
 
 from app import catalog, names
 from app.catalog import Catalog, WriteTarget
+from app.collection import CollectionOptions
 from app.elastic import BulkAction, Cluster
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound, SchemaMismatch
-from app.models import CollectionOptions
 
 NODE = pytest.mark.node
 PLAIN = CollectionOptions()

@@ -8,11 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from app import caveats, fields
+from app.asking import Search
 from app.caveats import likeness
+from app.collection import Collection
 from app.elastic import Cluster
 from app.hints import MOST_LOOKUPS
-from app.models import Collection, Profile, Search
 from app.planning import make_plan
+from app.ranking import Profile
 from app.times import format_instant, from_ms
 from tests.searching import DAY, NOW_MS, Asker, StandIn, drop_collection, ids, make_collection, write
 

@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from app.asking import Search, Why
 from app.catalog import absent
 from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound, Unauthorized
-from app.models import Search, Why
 from app.settings import Settings
 from scripts import cli, client, doctor, reindexing, table
 from scripts.client import ApiProblem, Client, find_url

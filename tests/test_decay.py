@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app import decay
 from app.errors import InvalidRequest
-from app.models import Decay, DecayStrength, ResolvedDecay
+from app.ranking import Decay, DecayStrength, ResolvedDecay
 from app.times import parse_instant, to_ms
 
 HOUR, DAY = 3_600_000, 86_400_000

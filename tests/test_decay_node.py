@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 from app import decay, queries
+from app.answers import RouteHit, SearchResult
+from app.asking import Search
+from app.collection import Collection
 from app.elastic import Cluster
-from app.models import Collection, Decay, RouteHit, Search, SearchResult
 from app.planning import id_of, make_plan, read_route, route_body
+from app.ranking import Decay
 from app.times import format_instant, from_ms, parse_instant, to_ms
 from tests.searching import DAY, NOW, NOW_MS, Asker, StandIn, drop_collection, ids, make_collection, unit
 

@@ -13,12 +13,12 @@ from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 
 from app.api import install_handlers
+from app.asking import Search
 from app.edge import Edge, Guard
 from app.errors import HalflifeError
 from app.keys import Keyring, hash_of, parse_keys
 from app.limits import Buckets, Limits
 from app.metering import Metering
-from app.models import Search
 from scripts.serving import impatient
 
 Message = dict[str, Any]

@@ -14,17 +14,9 @@ import pytest
 from elasticsearch import helpers
 
 from app import catalog, elastic, fields, names
-from app.elastic import (
-    BulkAction,
-    BulkOutcome,
-    Cluster,
-    PointsInTime,
-    encode,
-    pack_vector,
-    translate,
-    translate_error,
-    unpack_vector,
-)
+from app.collection import CollectionOptions
+from app.elastic import BulkAction, Cluster, translate
+from app.encoding import encode, pack_vector, unpack_vector
 from app.errors import (
     ClusterOutOfTime,
     ClusterRejected,
@@ -37,7 +29,8 @@ from app.errors import (
     NotFound,
     StorageFull,
 )
-from app.models import CollectionOptions
+from app.outcomes import BulkOutcome, translate_error
+from app.points import PointsInTime
 from tests.fakes import FarEnd, Reply
 
 PRODUCT = {"x-elastic-product": "Elasticsearch"}

@@ -11,11 +11,13 @@ import httpx2
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from app.asking import Search
+from app.collection import Collection, CollectionOptions
 from app.elastic import Cluster
 from app.errors import NotFound
 from app.experiments import arm_of, assigned, ranked
 from app.keys import hash_of
-from app.models import Collection, CollectionOptions, Experiment, Ranked, Search
+from app.ranking import Experiment, Ranked
 from app.searchlog import index_of
 from tests.fakes import EmbeddingServer
 from tests.service import Running, serving, settings_for

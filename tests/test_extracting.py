@@ -8,7 +8,8 @@ import pytest
 
 from app import extracting
 from app.errors import UnreadableFile
-from app.extracting import Extracted, Limits, extract, moment_of
+from app.extracted import Extracted, Limits, moment_of
+from app.extracting import extract
 from tests.papers import epub, pdf, word
 
 PAGE = """<!doctype html><html lang="zh-CN"><head><meta charset="utf-8"><title> 差旅

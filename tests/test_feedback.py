@@ -16,11 +16,12 @@ import pytest
 from pydantic import SecretStr
 
 from app import catalog, feedback, names, searchlog
+from app.asking import Search
+from app.collection import Collection
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable
 from app.feedback import Votes, counted_from, judgements
 from app.keys import hash_of
-from app.models import Collection, Search
 from app.ratings import Ratings, rate
 from app.searchlog import Asked, SearchLog, entry, index_of, marked, query_hash
 from app.settings import Settings

@@ -16,11 +16,11 @@ import httpx2
 import pytest
 
 from app import files
+from app.answers import BulkResult
 from app.drafts import Names
 from app.errors import LimitExceeded, Overloaded, UnreadableFile
-from app.extracting import Limits
+from app.extracted import Limits
 from app.limits import Limits as RequestLimits
-from app.models import BulkResult
 from app.sandbox import Bounds, Line, Sandbox
 from app.settings import Settings
 from tests.fakes import EmbeddingServer

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import fields
+from app.collection import DeclaredType
 from app.errors import InvalidRequest
 from app.filters import (
     MAX_CONDITIONS,
@@ -19,7 +20,7 @@ from app.filters import (
     explain_mismatch,
     matches,
 )
-from app.models import MAX_FILTER_DEPTH, MAX_FILTER_TERMS, DeclaredType
+from app.values import MAX_FILTER_DEPTH, MAX_FILTER_TERMS
 
 DECLARED: dict[str, DeclaredType] = {
     "year": "long",

@@ -15,10 +15,10 @@ import httpx2
 import pytest
 
 from app import documents
-from app.elastic import encode
+from app.collection import Collection, DeclaredType
+from app.encoding import encode
 from app.errors import InvalidRequest
 from app.filters import AllOf, clauses, compile_filter, explain_mismatch, holds, matches, parse_filter
-from app.models import Collection, DeclaredType
 
 pytestmark = [pytest.mark.node, pytest.mark.slow]
 

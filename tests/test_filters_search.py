@@ -16,10 +16,11 @@ import httpx2
 import pytest
 
 from app import catalog, documents
+from app.asking import Search
+from app.collection import Collection
 from app.elastic import Cluster
 from app.errors import InvalidRequest
 from app.filters import AllOf, clauses, holds, parse_filter
-from app.models import Collection, Search
 from app.planning import make_plan, read_route, route_body
 from tests.fakes import EmbeddingServer
 from tests.searching import NOW_MS

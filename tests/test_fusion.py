@@ -20,7 +20,7 @@ from app.fusion import (
     rescore,
     shares,
 )
-from app.models import Fusion
+from app.ranking import Fusion
 
 RRF = Fusion(method="rrf")
 ADAPTIVE = Fusion(method="adaptive")

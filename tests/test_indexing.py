@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app import models, names, writes
+from app import names, writes, writing
+from app.answers import BulkResult
 from app.catalog import Catalog, create, install_templates
-from app.elastic import BulkAction, Cluster, pack_vector, unpack_vector
+from app.collection import Collection, CollectionOptions
+from app.elastic import BulkAction, Cluster
 from app.embedding import Embedder
+from app.encoding import pack_vector, unpack_vector
 from app.errors import (
     ClusterUnavailable,
     CursorExpired,
@@ -27,10 +30,10 @@ from app.errors import (
     InvalidRequest,
     NotFound,
 )
-from app.indexing import Chunking, Indexer, TouchQueue
-from app.models import BulkResult, Collection, CollectionOptions
+from app.indexing import Chunking, Indexer
 from app.targets import CatalogTargets
 from app.times import parse_instant
+from app.touches import TouchQueue
 from app.writes import Patience, Stamper, Target
 from tests.fakes import EmbeddingServer, Reply, openai_error, vector_of
 
@@ -439,7 +442,7 @@ async def test_what_elasticsearch_itself_refuses_is_that_items_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A number of 1,200 digits, were it let through: what the cluster says is told with its item and stops no other."""
-    monkeypatch.setattr(models, "NUMBERS_BELOW", 10**2_000)
+    monkeypatch.setattr(writing, "NUMBERS_BELOW", 10**2_000)
     result = await world.upsert(
         {"id": "a", "text": "t", "metadata": {"k": 10**1_200}}, {"id": "b", "text": "t"}
     )

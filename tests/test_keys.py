@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from app.collection import Collection
 from app.errors import InvalidRequest
 from app.filters import confined, holds, marks, parse_filter
 from app.keyfile import KeyFile
 from app.keys import Keyring, bearer, fence, hash_of, parse_keys
 from app.main import create_app
-from app.models import Collection
 from app.settings import Settings
 from scripts import cli
 from scripts.client import ApiError, Client

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app import catalog, names
-from app.models import CollectionOptions
+from app.collection import CollectionOptions
 from scripts import cli, dashboards, kibana
 from scripts.client import ApiError, ApiUnreachable
 from tests.test_templates import leaves

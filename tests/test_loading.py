@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.models import Document
+from app.writing import Document
 from scripts import sources
 from scripts.client import ApiProblem, ApiUnreachable, Client
 from scripts.loading import KEPT_FAILURES, Loader, Tally

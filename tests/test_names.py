@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from app import names
-from app.models import CollectionName
+from app.values import CollectionName
 
 MOMENT = datetime(2026, 1, 31, 8, 5, 9, 42_999, tzinfo=UTC)
 COLLECTION = TypeAdapter(CollectionName)

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from app import decay, fusion
+from app.collection import Collection
 from app.elastic import Cluster
 from app.fusion import RankedHit, RankedRoute
-from app.models import Collection, Decay, Fusion
+from app.ranking import Decay, Fusion
 from tests.searching import DAY, NOW_MS, Asker, StandIn, drop_collection, make_collection
 
 Lists = dict[str, list[str]]

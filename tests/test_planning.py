@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from app import decay, planning, queries
-from app.elastic import Cluster, unpack_vector
+from app.answers import Total
+from app.asking import Search
+from app.collection import Collection
+from app.elastic import Cluster
+from app.encoding import unpack_vector
 from app.errors import InvalidRequest, LimitExceeded
-from app.models import Collection, Decay, Fusion, Profile, Route, Search, Total
 from app.planning import fetch_body, make_plan, measure_body, read_route, route_body
+from app.ranking import Decay, Fusion, Profile, Route
 from app.times import parse_instant, to_ms
 from tests.searching import DAY, NOW_MS, drop_collection, make_collection
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import queries
+from app.collection import Collection
 from app.elastic import Cluster
-from app.models import Collection
 from app.times import DAY_MS, parse_instant, to_ms
 from tests.searching import NOW_MS, drop_collection, make_collection
 

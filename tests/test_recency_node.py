@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from app.asking import Why
+from app.collection import Collection
 from app.elastic import Cluster
-from app.models import Collection, Why
 from app.recency import FLOOR, NEWS_FLOOR
 from app.search import Caller
 from app.times import format_instant, from_ms

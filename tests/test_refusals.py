@@ -8,24 +8,10 @@ import pytest
 from pydantic import BaseModel
 
 from app import documents, refusals
+from app.asking import Feedback, FeedbackItem, NextPage, Search, SearchBatch, Why
+from app.collection import Collection, CollectionOptions, SynonymSet
 from app.errors import InvalidRequest
-from app.models import (
-    Collection,
-    CollectionOptions,
-    DeleteDocuments,
-    Document,
-    DocumentPatch,
-    Feedback,
-    FeedbackItem,
-    FileForm,
-    NextPage,
-    PatchDocuments,
-    Search,
-    SearchBatch,
-    SynonymSet,
-    Upsert,
-    Why,
-)
+from app.writing import DeleteDocuments, Document, DocumentPatch, FileForm, PatchDocuments, Upsert
 
 WHOLE: dict[type[BaseModel], dict[str, Any]] = {
     Search: {"collection": "c", "query": "x"},

@@ -15,9 +15,9 @@ import pytest
 
 from app import catalog, moves, names, turns
 from app.catalog import Catalog
+from app.collection import CollectionOptions, SynonymRule
 from app.elastic import BulkAction, Cluster
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
-from app.models import CollectionOptions, SynonymRule
 from app.moves import Ledger, Paused, Taken
 from app.reindex import Changes, Chunking, Mismatch, Reindexer
 from app.targets import CatalogTargets

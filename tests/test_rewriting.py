@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from app.asking import RewriteOptions, Why
 from app.elastic import Cluster
 from app.errors import InvalidRequest, RewriterFailed, Unavailable
-from app.models import RewriteOptions, Why
 from app.rewriting import MOST_TERMS, Rewriter
 from app.search import Caller
 from app.settings import Settings

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.models import Document
+from app.writing import Document
 
 SAMPLE = Path(__file__).resolve().parents[1] / "scripts" / "sample"
 SOURCES = {"handbook", "policies", "release-notes", "guides", "incidents"}

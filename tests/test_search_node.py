@@ -10,13 +10,17 @@ import math
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from app import names
+from app.answers import Hit, SearchResult
+from app.asking import Search
+from app.collection import Collection
 from app.elastic import BulkAction, Cluster
 from app.errors import (
     CursorExpired,
@@ -28,7 +32,6 @@ from app.errors import (
     Unavailable,
 )
 from app.filters import compile_filter
-from app.models import Collection, Hit, Search, SearchResult
 from app.planning import id_of
 from app.search import Caller, search
 from app.times import format_instant, from_ms, parse_instant, to_ms
@@ -513,6 +516,45 @@ async def test_a_lost_point_in_time_is_told_apart(cluster: Cluster, asker: Asker
     await cluster.close_pit(payload.pit_id)
     with pytest.raises(CursorExpired):
         await asker.page(page.cursor)
+
+
+class Losing:
+    """A cluster that loses the points in time of the chosen requests just before they are asked."""
+
+    def __init__(self, cluster: Cluster, at: Sequence[int]) -> None:
+        self.cluster = cluster
+        self.at = at
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cluster, name)
+
+    async def msearch(self, searches: Any, **options: Any) -> Any:
+        if self.asked in self.at:
+            for pit in {body["pit"]["id"] for _, body in searches}:
+                await self.cluster.close_pit(pit)
+        self.asked += 1
+        return await self.cluster.msearch(searches, **options)
+
+
+@pytest.mark.parametrize("at", [[0], [1]], ids=["routes", "documents"])
+async def test_a_first_page_outlives_its_point_in_time(asker: Asker, at: list[int]) -> None:
+    wanted = await asker.ask(QUERY, paging=True)
+    asker.doors = replace(asker.doors, cluster=cast(Cluster, Losing(asker.cluster, at)))
+    found = await asker.ask(QUERY, paging=True)
+    assert [hit.model_dump() for hit in found.hits] == [hit.model_dump() for hit in wanted.hits]
+    assert not found.degraded
+    assert found.warnings == wanted.warnings
+    assert found.cursor is not None
+    assert (await asker.page(found.cursor)).hits
+
+
+async def test_a_point_in_time_that_is_lost_again_is_told(asker: Asker) -> None:
+    losing = Losing(asker.cluster, range(99))
+    asker.doors = replace(asker.doors, cluster=cast(Cluster, losing))
+    with pytest.raises(Unavailable):
+        await asker.ask(QUERY, paging=True)
+    assert losing.asked == 2
 
 
 async def test_a_page_keeps_the_whole_request(asker: Asker) -> None:

@@ -12,23 +12,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from app import catalog, transfer
+from app.asking import Search
+from app.collection import Collection, CollectionOptions, SynonymRule
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable
 from app.keys import Key, entry_of
-from app.models import (
-    Collection,
-    CollectionOptions,
-    DecayStrength,
-    Document,
-    Experiment,
-    FeedbackOptions,
-    Profile,
-    ResolvedDecay,
-    Search,
-    SynonymRule,
-    stored_profiles,
-)
+from app.ranking import DecayStrength, Experiment, FeedbackOptions, Profile, ResolvedDecay, stored_profiles
 from app.reindex import Changes
+from app.writing import Document
 from scripts import reindexing
 from scripts.collecting import lean
 from tests.fakes import EmbeddingServer

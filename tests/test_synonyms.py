@@ -9,9 +9,10 @@ import pytest
 from pydantic import SecretStr
 
 from app import catalog, queries, synonyms
+from app.asking import Why
+from app.collection import SynonymRule, SynonymSet
 from app.elastic import Cluster
 from app.errors import InvalidRequest
-from app.models import SynonymRule, SynonymSet, Why
 from app.search import Caller
 from app.settings import Settings
 from app.why import why

@@ -130,7 +130,7 @@ def test_dims_and_similarity_are_laid_over_and_the_file_stays_as_it_is():
 @pytest.fixture
 async def collection(cluster, unique, now):
     """A collection with vectors of three dims and two declared fields."""
-    from app.models import CollectionOptions
+    from app.collection import CollectionOptions
 
     await catalog.install_templates(cluster, dims=384)
     options = CollectionOptions(

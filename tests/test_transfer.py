@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from app import catalog, names, transfer
+from app.collection import CollectionOptions, SynonymRule
 from app.elastic import Cluster
 from app.errors import Conflict, InvalidRequest
-from app.models import CollectionOptions, SynonymRule
 from app.purge import Purger
 from app.reindex import Changes
 from scripts import cli, reindexing

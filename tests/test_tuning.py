@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from app.models import Search
+from app.asking import Search
 from scripts import cli, evaluating, tuning
 from scripts.judged import JudgedSet, Question, read_set
 from scripts.tuning import CannotTune, Gain, Part, SetResult, Task, Trial

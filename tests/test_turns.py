@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import pytest
 
 from app import catalog, turns
+from app.collection import Collection, CollectionOptions, SynonymRule
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
-from app.models import Collection, CollectionOptions, SynonymRule
 from tests.fakes import FarEnd, Reply
 
 pytestmark = pytest.mark.node

@@ -6,10 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from app.answers import WhyResult
+from app.asking import Why
+from app.collection import Collection
 from app.elastic import Cluster
 from app.errors import EmbedderUnavailable, HalflifeError, InvalidRequest, RerankerFailed
 from app.filters import compile_filter
-from app.models import Collection, Why, WhyResult
 from app.search import Caller
 from app.times import format_instant, from_ms, parse_instant
 from app.why import why

@@ -7,29 +7,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.models import (
-    MAX_ID_BYTES,
-    STRENGTHS,
-    Collection,
-    CollectionOptions,
-    Decay,
-    DecayStrength,
-    DeleteDocuments,
-    Document,
-    DocumentPatch,
-    Fusion,
-    Hit,
-    Mmr,
-    Rerank,
-    Route,
-    RouteHit,
-    RouteStatus,
-    Search,
-    SearchResult,
-    Upsert,
-    Why,
-)
+from app.answers import Hit, RouteHit, RouteStatus, SearchResult
+from app.asking import Search, Why
+from app.collection import Collection, CollectionOptions
+from app.ranking import STRENGTHS, Decay, DecayStrength, Fusion, Mmr, Rerank, Route
 from app.times import parse_instant
+from app.values import MAX_ID_BYTES
+from app.writing import DeleteDocuments, Document, DocumentPatch, Upsert
 
 
 def search(**options: Any) -> Search:

@@ -1,0 +1,178 @@
+"""Text, Markdown, tables and JSON Lines read."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+
+from app.decoding import decode
+from app.errors import UnreadableFile
+from app.extracted import SUFFIXES, Extracted, Json, Limits, Row, guessed, one_line, suffix_of
+
+
+def read_text(data: bytes, name: str, limits: Limits) -> Extracted:
+    """Return a text or Markdown file, its front matter apart."""
+    text, encoding = decode(data)
+    front, body = split_front_matter(text)
+    return Extracted(
+        "text" if SUFFIXES.get(suffix_of(name)) == "text" else "markdown",
+        text=body,
+        title=one_line(first_heading(body)),
+        front=front,
+        warnings=guessed(encoding),
+    )
+
+
+def read_csv(data: bytes, name: str, limits: Limits) -> Extracted:
+    """Return the rows of a CSV or TSV file."""
+    text, encoding = decode(data)
+    rows = list(csv_rows(io.StringIO(text, newline=""), tab=suffix_of(name) == ".tsv", most=limits.max_rows))
+    return Extracted("csv", rows=rows, warnings=guessed(encoding))
+
+
+def csv_rows(stream: io.TextIOBase, *, tab: bool = False, most: int | None = None) -> Iterator[Row]:
+    """Yield the rows of a table whose first line names its columns; empty cells are left out.
+
+    The delimiter is a comma, a semicolon, a tab or a bar: whichever the first line has most of.
+    """
+    csv.field_size_limit(2**27)
+    first = stream.readline()
+    delimiter = "\t" if tab else max(",;\t|", key=first.count)
+    reader = csv.reader(_chained(first, stream), delimiter=delimiter)
+    header = [cell.strip() for cell in next(reader, [])]
+    if not any(header):
+        raise UnreadableFile("the table has no header", remedy="name the columns in its first line")
+    twice = {cell for cell in header if cell and header.count(cell) > 1}
+    if twice:
+        raise UnreadableFile(f"two columns are called '{min(twice)[:60]}'", remedy="give each its own name")
+    number = 1
+    while True:
+        number += 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as cause:
+            yield Row(number, fault=f"can't be read: {cause}")
+            return
+        if cells is None:
+            return
+        if not any(cell.strip() for cell in cells):
+            continue
+        if most is not None and number - 1 > most:
+            raise UnreadableFile(
+                f"the table has more than {most} rows", remedy="split it, or use `halflife load`"
+            )
+        if len(cells) > len(header):
+            yield Row(number, fault=f"has {len(cells)} cells, and the header names {len(header)} columns")
+            continue
+        yield Row(
+            number,
+            {
+                column: value
+                for column, cell in zip(header, cells, strict=False)
+                if column and (value := cell.strip())
+            },
+        )
+
+
+def _chained(first: str, rest: io.TextIOBase) -> Iterator[str]:
+    yield first
+    yield from rest
+
+
+def read_lines(data: bytes, name: str, limits: Limits) -> Extracted:
+    """Return the objects of JSON Lines, a fault for each line that is none."""
+    text, encoding = decode(data)
+    rows: list[Row] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        if len(rows) >= limits.max_rows:
+            raise UnreadableFile(
+                f"the file has more than {limits.max_rows} lines", remedy="split it, or use `halflife load`"
+            )
+        try:
+            rows.append(Row(number, parse_line(line.encode())))
+        except ValueError as fault:
+            rows.append(Row(number, fault=str(fault)))
+    return Extracted("jsonl", rows=rows, warnings=guessed(encoding))
+
+
+def parse_line(line: bytes) -> Json:
+    """Return the object that a line of JSON Lines is; ValueError says what else it is."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not a number in JSON")
+
+    try:
+        value = json.loads(line.decode("utf-8"), parse_constant=refuse)
+    except UnicodeDecodeError as cause:
+        raise ValueError("the line is not UTF-8") from cause
+    except json.JSONDecodeError as cause:
+        hint = ""
+        if line.lstrip()[:1] == b"[" or line.strip() in {b"{", b"}"}:
+            hint = "; write one object a line (`jq -c '.[]'` turns an array into that)"
+        raise ValueError(f"not JSON: {cause.msg} at character {cause.pos + 1}{hint}") from cause
+    except RecursionError as cause:
+        raise ValueError("nested too deeply") from cause
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"a line is one JSON object, this is {'an array' if isinstance(value, list) else type(value).__name__}"
+        )
+    return value
+
+
+_HEADING = re.compile(r"^\s{0,3}#{1,6}\s+(.+?)\s*#*\s*$")
+_UNDERLINE = re.compile(r"^\s{0,3}(=+|-{3,})\s*$")
+_KEY = re.compile(r"^([A-Za-z_][\w-]*)\s*:\s*(.*)$")
+
+
+def split_front_matter(text: str) -> tuple[dict[str, str | list[str]], str]:
+    """Split off a `---` block of simple `name: value` lines and lists; deeper YAML in it is left out."""
+    lines = text.split("\n")
+    if not lines or lines[0].strip() != "---":
+        return {}, text
+    end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() in {"---", "..."}), None)
+    if end is None:
+        return {}, text
+    front: dict[str, str | list[str]] = {}
+    last: str | None = None
+    for line in lines[1:end]:
+        if match := _KEY.match(line):
+            last = match[1]
+            front[last] = _scalar(match[2])
+        elif last is not None and line.strip().startswith("- "):
+            items = front[last]
+            front[last] = [*(items if isinstance(items, list) else []), _plain(line.strip()[2:])]
+    return {name: value for name, value in front.items() if value}, "\n".join(lines[end + 1 :])
+
+
+def _scalar(text: str) -> str | list[str]:
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        return [_plain(item) for item in text[1:-1].split(",") if item.strip()]
+    return _plain(text)
+
+
+def _plain(text: str) -> str:
+    text = text.strip()
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    # A comment ends a bare value.
+    return re.split(r"\s#", text, maxsplit=1)[0].strip()
+
+
+def first_heading(text: str) -> str | None:
+    """Return the first heading of a Markdown text, outside code blocks; None if it has none."""
+    fenced = False
+    before = ""
+    for line in text.split("\n"):
+        if line.lstrip().startswith(("```", "~~~")):
+            fenced = not fenced
+        elif not fenced:
+            if match := _HEADING.match(line):
+                return match[1]
+            if before.strip() and _UNDERLINE.match(line) and line.lstrip().startswith("="):
+                return before.strip()
+        before = line
+    return None
