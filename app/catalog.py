@@ -734,7 +734,7 @@ def read_collection(name: str, index: str, mapping: Mapping[str, Any]) -> Collec
         template_version=meta["template_version"],
         profiles=profiles,
         default_profile=meta.get("default_profile"),
-        synonyms=meta.get("synonyms", []),
+        synonyms=_read_synonyms(meta, unreadable),
         revision=meta.get("revision", 0),
         experiment=experiment,
         unreadable=unreadable,
@@ -760,6 +760,22 @@ def _read_experiment(meta: Mapping[str, Any], unreadable: dict[str, str]) -> Exp
     except ValidationError as error:
         unreadable["experiment"] = _fault(error)
         return None
+
+
+def _read_synonyms(meta: Mapping[str, Any], unreadable: dict[str, str]) -> list[SynonymRule]:
+    """Return the synonym rules of a collection's `_meta`; those that can't be read are put into `unreadable`."""
+    rules: list[SynonymRule] = []
+    for at, told in enumerate(meta.get("synonyms") or []):
+        try:
+            rule = SynonymRule.model_validate(told)
+            synonyms.check([rule])
+        except ValidationError as error:
+            unreadable[f"synonyms.{at}"] = _fault(error)
+        except InvalidRequest as error:
+            unreadable[f"synonyms.{at}"] = error.detail
+        else:
+            rules.append(rule)
+    return rules
 
 
 def _fault(error: ValidationError) -> str:

@@ -311,9 +311,13 @@ async def test_what_can_not_be_read_is_told_of_its_own_collection_and_can_be_men
         profiles={"newer": {"fusion": {"method": "of tomorrow"}}, "good": {"decay": "off"}},
         default_profile="newer",
         experiment={"name": "e", "arms": 3},
+        synonyms=[{"synonyms": "car, automobile"}, {"rule": "of tomorrow"}, {"synonyms": "alone"}],
     )
     shown = client.get(path).json()
-    assert set(shown["unreadable"]) == {"profiles.newer", "experiment"}
+    assert set(shown["unreadable"]) == {"profiles.newer", "experiment", "synonyms.1", "synonyms.2"}
+    assert "has no synonym" in shown["unreadable"]["synonyms.2"]
+    rules = client.get(f"{path}/synonyms").json()["synonyms_set"]
+    assert [rule["synonyms"] for rule in rules] == ["car, automobile"]
     assert "fusion.method: must be" in shown["unreadable"]["profiles.newer"]
     assert (list(shown["profiles"]), shown["experiment"]) == (["good"], None)
     listed = {item["name"]: item for item in client.get("/v1/collections").json()}
@@ -329,7 +333,10 @@ async def test_what_can_not_be_read_is_told_of_its_own_collection_and_can_be_men
     assert "`profiles.newer` of" in capsys.readouterr().err
     answer = client.put(path, json={"profiles": {"newer": {"decay": "off"}}, "experiment": None})
     assert answer.status_code == 200, answer.text
-    assert "unreadable" not in answer.json()
+    assert set(answer.json()["unreadable"]) == {"synonyms.1", "synonyms.2"}
+    answer = client.put(f"{path}/synonyms", json={"synonyms_set": rules})
+    assert answer.status_code == 200, answer.text
+    assert "unreadable" not in client.get(path).json()
     await searched(client, world, "newer")
 
 
