@@ -469,9 +469,7 @@ def test_a_remedy_by_http_is_told_in_commands(error: HalflifeError, remedy: str)
 
 
 def test_the_remedies_that_are_told_in_commands_are_the_services_own() -> None:
-    told = "".join(
-        (ROOT / "app" / f"{room}.py").read_text("utf-8") for room in ("catalog", "edge", "models", "reindex")
-    )
+    told = "".join(path.read_text("utf-8") for path in sorted((ROOT / "app").glob("*.py")))
     assert "list documents with GET /v1/" in told
     assert "create it with PUT /v1/collections/{name}" in told
     assert "send a key as `Authorization: Bearer …`" in told
