@@ -46,7 +46,7 @@ def unmatched(
 ) -> str:
     """Return why the route does not find the document at all."""
     if excluded:
-        return "a filter keeps it out"
+        return "it is excluded from every route: see `excluded_by`"
     own = route.asked.filter or {}
     mismatches = filters.explain_mismatch(source, own, declared=plan.collection.declared) if own else []
     if mismatches:
@@ -59,6 +59,8 @@ def unmatched(
                 "it has no vector: store it again without `embedding`, or with one, for this route to find it"
             )
         return "it is not near enough"
+    if not plan.search.collapse:
+        return "none of its chunks holds a word of the query; where hits are chunks, titles only lift them"
     return "none of the query's words stands in it"
 
 

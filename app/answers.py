@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, model_serializer
 
-from app.ranking import Ranked
+from app.ranking import Ranked, RouteKind
 from app.times import Instant
 from app.values import ItemError, Value
 from app.writing import DocumentFields
@@ -210,6 +210,7 @@ class Total(Value):
 class RouteStatus(Value):
     """How one route did."""
 
+    kind: IfAny[RouteKind] = Field(None, description="What kind of route it is, whatever its name.")
     status: Literal["ok", "partial", "failed", "skipped"]
     took_ms: int | None = None
     total: Total | None = None
@@ -276,7 +277,9 @@ class Hit(Value):
     """One result, and why it stands where it stands."""
 
     id: str
-    score: float = Field(description="What the list is ordered by; after a rerank the rerank's.")
+    score: float = Field(
+        description="What the fused list is ordered by; after a rerank the rerank's. MMR, and `keep: newer` of dedup, place hits otherwise."
+    )
     fused_score: float
     title: str | None = None
     text: str | None = None
@@ -307,7 +310,10 @@ class Hit(Value):
     recency: IfAny[str] = Field(
         None, description="What decay 'auto' did with this hit; where it did something, or with `explain`."
     )
-    near_duplicates: IfAny[list[str]] = Field(None, description="Ids dropped as near duplicates of this hit.")
+    near_duplicates: IfAny[list[str]] = Field(
+        None,
+        description="Ids dropped as near duplicates of this hit; with `collapse` false its own id too, for another of its chunks.",
+    )
     additive: IfAny[dict[str, float]] = Field(None, description="The terms of an additive score.")
     feedback: IfAny[HitFeedback] = Field(None, description="What votes on it count, where `feedback` is on.")
 

@@ -142,7 +142,7 @@ class Search(Query):
         None,
         description="How age lowers scores. 'auto': only between documents that say the same thing, around a time that the "
         "query names, or, where the best hits are news, for all; the answer's `recency` tells which. Left out: the "
-        "collection's ranking profile, else 'auto'.",
+        "collection's ranking profile, else 'auto', but 'off' with additive fusion and where a route has a strength of its own.",
     )
     fold_superseded: bool = Field(
         False,
@@ -211,7 +211,8 @@ class Search(Query):
     )
     fields: Annotated[list[HitName], Field(max_length=64)] | None = Field(
         None,
-        description="Which of the document's own fields a hit carries ('title', 'metadata', 'tags', …); all if left out.",
+        description="Which of the document's own fields a hit carries ('title', 'metadata', 'tags', …); all if left out. Its id and "
+        "`creation_time` always come.",
     )
     include_embedding: bool = Field(False, description="Add the stored vector of the hit's chunk.")
     explain: Annotated[

@@ -805,7 +805,7 @@ def _entries(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> list[Ca
 
 
 def chunk_key(document_id: str, number: int) -> str:
-    """Return the key of a chunk among fused candidates; ids hold no NUL in practice and a clash is impossible."""
+    """Return the key of a chunk among fused candidates; its fixed end lets no two chunks have the same, whatever their ids."""
     return f"{document_id}\0{number:08d}"
 
 
@@ -832,7 +832,7 @@ def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any], *, r
             # The two are 32-bit floats, so that a factor of 1 can come out a little above it.
             factor = min(1.0, score / base)
         else:
-            moment_ms = _date(values, route.decay.field, created_ms)
+            moment_ms = _aged(route.decay, values, created_ms)
             factor = decay.factor(
                 route.decay, origin_ms=plan.origin_ms, moment_ms=moment_ms, evergreen=evergreen
             )

@@ -22,10 +22,10 @@ FACTOR_NAME: Final = "factor"
 RELEVANCE_NAME: Final = "relevance"
 DEFAULT_FRESH_MS: Final = 30 * DAY_MS
 MAX_LEXICAL_TERMS: Final = 512
-MAX_TERMS_OF_ROUTES: Final = 4 * MAX_LEXICAL_TERMS
-"""Of all routes of words of one search together."""
 """Distinct words of a query that reach BM25. Each costs up to five clauses; the cluster allows some 8,000 at a
 512 MB heap and answers 400 beyond, so longer queries are cut, and say so."""
+MAX_TERMS_OF_ROUTES: Final = 4 * MAX_LEXICAL_TERMS
+"""Of all routes of words of one search together."""
 MAX_CANDIDATES: Final = 10_000
 MAX_HIGHLIGHTED_CHARS: Final = 1_000_000
 """Elasticsearch's own default of `index.highlight.max_analyzed_offset`."""
@@ -132,10 +132,10 @@ def _best_of(
 
 def affordable(words: str, wordings: Sequence[Wording]) -> list[Wording]:
     """Return the first wordings that fit into what one query may cost beside its own words."""
-    left = MAX_LEXICAL_TERMS - _cost(words)
+    left = MAX_LEXICAL_TERMS - cost(words)
     kept: list[Wording] = []
     for wording in wordings:
-        left -= _cost(wording.query) + sum(map(_cost, wording.terms))
+        left -= cost(wording.query) + sum(map(cost, wording.terms))
         if left < 0:
             break
         kept.append(wording)
@@ -144,10 +144,6 @@ def affordable(words: str, wordings: Sequence[Wording]) -> list[Wording]:
 
 def cost(text: str) -> int:
     """Return how many words, and characters of CJK runs, the text has."""
-    return _cost(text)
-
-
-def _cost(text: str) -> int:
     return sum(_cost_of(match[0]) for match in _WORD.finditer(text))
 
 

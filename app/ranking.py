@@ -372,7 +372,9 @@ class FeedbackOptions(Value):
         0.2,
         description="The fused score is multiplied by a factor within 1 - strength and 1 + strength.",
     )
-    as_of: Instant | None = Field(None, description="Votes up to then count; about now if left out.")
+    as_of: Instant | None = Field(
+        None, description="Votes up to then count; up to the search's `as_of`, else about now, if left out."
+    )
 
 
 def _feedback_or_off(value: Any) -> str:

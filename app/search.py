@@ -169,7 +169,9 @@ async def with_votes(plan: Plan, *, doors: Doors, caller: Caller) -> Plan:
     if plan.feedback is None or doors.votes is None:
         return plan
     own = caller.key_id if caller.forced else None
-    ratings = await doors.votes(plan.collection, plan.search.query, plan.feedback.as_of, own)
+    # What is asked as of a moment is ranked as it was then: later votes are no more there than later documents.
+    until = plan.feedback.as_of or plan.search.as_of
+    ratings = await doors.votes(plan.collection, plan.search.query, until, own)
     return replace(plan, ratings=ratings)
 
 
@@ -736,7 +738,7 @@ def _result(
     statuses = {
         route.name: with_share(
             run.statuses.get(route.name, RouteStatus(status="skipped")), outcome.order, route.name
-        )
+        ).model_copy(update={"kind": route.kind})
         for route in plan.routes
     }
     return SearchResult(

@@ -112,8 +112,8 @@ def entry(
         "decay": _decay_of(chosen)
         if isinstance(chosen, Decay)
         else None
-        if chosen is None
-        else {"kind": chosen},
+        if (word := _decay_word(chosen, outcome)) is None
+        else {"kind": word},
         "stages": {
             told: round(asked.spent[name] * 1000, 2) for name, told in STAGES.items() if name in asked.spent
         }
@@ -130,12 +130,11 @@ def entry(
 
 
 def _answered(asked: Asked, result: SearchResult, *, window: int, with_text: bool) -> Json:
-    kinds = {route.name or route.kind: str(route.kind) for route in asked.search.routes or ()}
     routes: list[Json] = []
     slowest: dict[str, int] = {}
     for name, status in result.routes.items():
-        kind = kinds.get(name, name.rstrip("_0123456789"))
-        if status.took_ms is not None and kind in ("text", "vector", "fresh_text", "fresh_vector"):
+        kind = status.kind
+        if status.took_ms is not None and kind is not None:
             slowest[kind] = max(slowest.get(kind, 0), status.took_ms)
         told = {
             "name": name,
@@ -181,6 +180,12 @@ def _hit(hit: Any, rank: int) -> Json:
         "feedback": None if hit.feedback is None else hit.feedback.factor,
     }
     return {key: value for key, value in told.items() if value is not None}
+
+
+def _decay_word(chosen: str | None, outcome: SearchResult | HalflifeError) -> str | None:
+    """Return "auto" where that decided, given or left out: a first page and the next ones are logged alike."""
+    auto = isinstance(outcome, SearchResult) and outcome.recency is not None
+    return "auto" if auto else chosen
 
 
 def _decay_of(given: Decay) -> Json:

@@ -93,10 +93,9 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
         await _run_stages(standing, run, doors=doors, caller=caller)
     seen = await _seen(document_id, run, doors=doors, caller=caller)
     excluded = excluded_by(plan, source)
-    relevance = await _relevance(document_id, run, doors=doors, caller=caller)
-    least = plan.search.min_relevance
-    if least is not None and relevance is not None and relevance < least:
-        excluded.append(f"min_relevance: its relevance is {relevance:.4f}, {least:g} is the least")
+    cosine = await _cosine(document_id, run, doors=doors, caller=caller)
+    relevance = None if cosine is None else min(1.0, max(0.0, cosine))
+    excluded += _too_far(plan, cosine, has_vector=has_vector)
     place = standing.place(fused)
     item = None if place is None else fused[place - 1]
     routes: dict[str, WhyRoute] = {}
@@ -332,7 +331,19 @@ async def _ask(
     )
 
 
-async def _relevance(document_id: str, run: Run, *, doors: Doors, caller: Caller) -> float | None:
+def _too_far(plan: Plan, cosine: float | None, *, has_vector: bool) -> list[str]:
+    """Return how `min_relevance` keeps the document out, if it does: by the cluster's own comparison, on its own side of 0."""
+    least = plan.search.min_relevance
+    if least is None:
+        return []
+    if not has_vector:
+        return ["min_relevance: it has no vector, so that no relevance is known"]
+    if cosine is None or cosine >= least - queries.STORED_PRECISION:
+        return []
+    return [f"min_relevance: its cosine is {cosine:.4f}, {least:g} is the least"]
+
+
+async def _cosine(document_id: str, run: Run, *, doors: Doors, caller: Caller) -> float | None:
     vector = run.vectors.get(run.plan.search.query)
     if vector is None:
         return None
@@ -344,7 +355,7 @@ async def _relevance(document_id: str, run: Run, *, doors: Doors, caller: Caller
     score = (answer["hits"]["hits"][0].get("matched_queries") or {}).get(queries.RELEVANCE_NAME)
     if score is None:
         return None
-    return min(1.0, max(0.0, queries.cosine_of(score, run.plan.collection.similarity)))
+    return queries.cosine_of(score, run.plan.collection.similarity)
 
 
 def _route(

@@ -140,6 +140,22 @@ async def test_a_page_is_logged_with_its_ranks(client, collection, cluster):
     assert entry["first_rank"] == 3
 
 
+async def test_routes_and_decay_are_logged_as_what_they_are(client, collection, cluster):
+    routes = [{"kind": "text", "name": "titles"}, {"kind": "fresh_vector", "window": "9000d"}]
+    first = ask(client, collection, top_k=2, routes=routes)
+    assert {name: route["kind"] for name, route in first["routes"].items()} == {
+        "titles": "text", "fresh_vector": "fresh_vector",
+    }  # fmt: skip
+    second = client.post("/v1/search", json={"cursor": first["cursor"]}).json()
+    for answer in (first, second):
+        entry = await logged(cluster, answer["search_id"])
+        assert {route["name"]: route["kind"] for route in entry["routes"]} == {
+            "titles": "text", "fresh_vector": "fresh_vector",
+        }  # fmt: skip
+        assert set(entry["route_took_ms"]) == {"text", "fresh_vector"}
+        assert entry["decay"] == {"kind": "auto"}
+
+
 async def test_a_batch_is_logged_query_by_query(client, collection, cluster):
     answer = client.post(
         "/v1/search", json={"collection": collection, "queries": ["leave", {"query": "rule"}]}
@@ -438,6 +454,18 @@ async def test_votes_lift_a_document_within_bounds(client, collection, cluster):
         "feedback": {"strength": 0.1}, "id": order[3], "decay": "off",
     }).json()  # fmt: skip
     assert why["fused_rank"] == 1
+
+
+async def test_what_is_asked_as_of_a_moment_is_ranked_by_the_votes_up_to_it(client, collection, cluster):
+    order = [hit["id"] for hit in ranked(client, collection)["hits"]]
+    await fill(cluster, collection, order[3], "clicked", voters=40)
+    assert any("feedback" in hit for hit in with_ratings(client, collection, feedback={})["hits"])
+    # All documents are older than that, and all votes younger.
+    then = with_ratings(client, collection, feedback={}, as_of="2025-06-01")
+    assert [hit["id"] for hit in then["hits"]] == order
+    assert not any("feedback" in hit for hit in then["hits"])
+    now = with_ratings(client, collection, feedback={"as_of": "2100-01-01"}, as_of="2025-06-01")
+    assert any("feedback" in hit for hit in now["hits"])
 
 
 async def test_pages_keep_the_ratings_of_the_first(client, collection, cluster):

@@ -248,10 +248,35 @@ async def test_what_excludes_it_is_named(asker: Asker, name: str, options: dict[
     assert not answer.on_page
     assert answer.fused_rank is None
     assert all(
-        not route.matches and route.note == "a filter keeps it out" for route in answer.routes.values()
+        not route.matches and "see `excluded_by`" in (route.note or "") for route in answer.routes.values()
     )
     assert told in answer.what_it_takes[0]
     assert name not in ids(await asker.ask("leave", top_k=1000, **options))
+
+
+async def test_what_has_no_vector_is_kept_out_by_a_least_relevance(asker: Asker) -> None:
+    told = await account(asker, "bare", min_relevance=0.5)
+    assert told.excluded_by == ["min_relevance: it has no vector, so that no relevance is known"]
+    assert not told.on_page
+    assert "bare" not in ids(await asker.ask("leave", min_relevance=0.5, top_k=400))
+
+
+@pytest.mark.parametrize("document", ["w002", "w060", "w150"])
+async def test_at_the_least_relevance_it_stands_where_the_search_has_it(asker: Asker, document: str) -> None:
+    cosine = (await account(asker, document)).relevance
+    assert cosine is not None
+    for least in (cosine, cosine + 5e-7, cosine + 2e-6, cosine - 2e-6):
+        told = await account(asker, document, min_relevance=least, top_k=400)
+        found = document in ids(await asker.ask("leave", min_relevance=least, top_k=400))
+        assert (told.excluded_by == []) == found, (least - cosine, told.excluded_by)
+
+
+async def test_a_cosine_below_zero_lies_below_a_least_of_zero(asker: Asker) -> None:
+    asker.embedder.vectors["leave"] = [-1.0, 0.0, 0.0]
+    told = await account(asker, "w000", min_relevance=0)
+    assert told.relevance == 0
+    assert told.excluded_by == ["min_relevance: its cosine is -1.0000, 0 is the least"]
+    assert "w000" not in ids(await asker.ask("leave", min_relevance=0, top_k=400))
 
 
 async def test_several_reasons_are_all_told(asker: Asker) -> None:
