@@ -47,7 +47,9 @@ def shown(url: httpx2.URL) -> str:
 
 def check_key(api_key: str | None, *, what: str) -> None:
     """Raise ValueError where the key can't stand in a header, which shows only at the first call otherwise."""
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip()):
+    if api_key is not None and not api_key.strip():
+        raise ValueError(f"{what} is blank: leave it out where the server wants none")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise ValueError(f"{what} holds characters that HTTP headers refuse (a line end, perhaps)")
 
 

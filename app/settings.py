@@ -3,17 +3,22 @@
 Nothing below `api` and `main` knows that there is an environment. The README's table is made from this module.
 """
 
+import json
 import os
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SecretsSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from app.values import (
@@ -27,20 +32,59 @@ from app.values import (
     MAX_WINDOW,
 )
 
+EMPTY_IS_A_CHOICE: Final = frozenset({"embedding_query_prefix", "embedding_document_prefix"})
+"""Settings whose empty value says something else than leaving them out does."""
+
+
+class _Environment(EnvSettingsSource):
+    """The environment, in which a blank variable is one left out: compose files pass on what nobody filled in."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return _unless_blank(super().get_field_value(field, field_name), field_name)
+
+
+class _SecretFiles(SecretsSettingsSource):
+    """A folder of secrets, in which a blank file is one that is not there. Raises SettingsError for what can't be read."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        try:
+            return _unless_blank(super().get_field_value(field, field_name), field_name)
+        except (OSError, UnicodeDecodeError) as cause:
+            why = cause.strerror if isinstance(cause, OSError) else "it is not UTF-8"
+            raise SettingsError(
+                f"HALFLIFE_SECRETS_DIR: the file of {field_name} can't be read ({why})"
+            ) from cause
+
+
+def _unless_blank(found: tuple[Any, str, bool], name: str) -> tuple[Any, str, bool]:
+    value, key, is_complex = found
+    blank = isinstance(value, str) and not value.strip() and name not in EMPTY_IS_A_CHOICE
+    return None if blank else value, key, is_complex
+
 
 class EmbeddingModel(BaseModel):
-    """One more embedding model, and how it is spoken to; what is left out is as for the first one."""
+    """One more embedding model, and how it is spoken to.
+
+    What is left out is not taken from the first model: no prefixes, no key, and dims that its server is asked for.
+    Only `max_input_tokens`, and what has no field here (batches, concurrency, timeouts), is as for the first one.
+    """
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     url: str
     model: str | None = None
+    """Its name at that server; None: the one that collections know it by."""
     dims: Annotated[int, Field(ge=1, le=4096)] | None = None
     api_key: SecretStr | None = None
     query_prefix: str = ""
     document_prefix: str = ""
     max_input_tokens: Annotated[int, Field(ge=16)] | None = None
     send_dimensions: bool = False
+
+    @field_validator("model", "api_key", mode="before")
+    @classmethod
+    def _unless_blank(cls, given: object) -> object:
+        return None if isinstance(given, str) and not given.strip() else given
 
 
 class Settings(BaseSettings):
@@ -61,11 +105,16 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read what the environment leaves out from files: `HALFLIFE_SECRETS_DIR` holds one for each setting.
 
-        A file is called like its variable, in small letters, as Docker and Kubernetes mount secrets.
+        A file is called like its variable, in small letters, as Docker and Kubernetes mount secrets. What is blank is
+        left out. Raises SettingsError where there is no such folder: without its secrets others would be at work.
         """
-        folder = os.environ.get("HALFLIFE_SECRETS_DIR")
-        files = SecretsSettingsSource(settings_cls, secrets_dir=folder) if folder else file_secret_settings
-        return init_settings, env_settings, files
+        environment = _Environment(settings_cls)
+        folder = os.environ.get("HALFLIFE_SECRETS_DIR", "").strip()
+        if not folder:
+            return init_settings, environment
+        if not Path(folder).expanduser().is_dir():
+            raise SettingsError(f"HALFLIFE_SECRETS_DIR: there is no folder {folder}")
+        return init_settings, environment, _SecretFiles(settings_cls, secrets_dir=folder)
 
     elasticsearch_url: Annotated[str, NoDecode] = Field(
         "http://127.0.0.1:9200",
@@ -142,11 +191,12 @@ class Settings(BaseSettings):
     )
     embedding_cache_size: int = Field(1024, ge=0, le=1_000_000, description="Query vectors kept in memory.")
 
-    embedding_models: dict[str, EmbeddingModel] = Field(
+    embedding_models: Annotated[dict[str, EmbeddingModel], NoDecode] = Field(
         default_factory=dict,
-        description="More models that collections may be made with, as JSON: name -> `url`, `dims`, `query_prefix`, "
-        "`document_prefix`, `api_key`, `model` (its name there). Each collection uses its own, so that a change of "
-        "model stops neither reads nor writes.",
+        description="More models that collections may be made with, as JSON: name -> `url`, `dims` (asked if left out), "
+        "`query_prefix` and `document_prefix` (both empty: an E5-style model needs them named), `api_key` (none), `model` "
+        "(its name there; else the same), `send_dimensions` (false), `max_input_tokens` (as the first one). Each collection "
+        "uses its own, so that a change of model stops neither reads nor writes.",
     )
     chunk_tokens: int = Field(
         400, ge=32, le=8192, description="Estimated tokens of one chunk, its title included."
@@ -305,6 +355,16 @@ class Settings(BaseSettings):
         None, description="An OTLP collector (http://host:4318): sends traces. Needs the extra `tracing`."
     )
     docs: bool = Field(True, description="Serve /docs and /openapi.json.")
+
+    @field_validator("embedding_models", mode="before")
+    @classmethod
+    def _read_models(cls, given: object) -> object:
+        if not isinstance(given, str):
+            return given
+        try:
+            return json.loads(given)
+        except (ValueError, RecursionError):
+            raise ValueError('this is not JSON; write {"NAME": {"url": "…"}}') from None
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

@@ -25,7 +25,7 @@ from app.main import open_cluster, open_embedder, open_reranker, open_rewriter
 from app.settings import Settings
 from scripts import stack
 from scripts.client import URL_VARIABLE
-from scripts.serving import read_settings
+from scripts.serving import named, read_settings
 
 # Ages are told in days and decays in weeks; but documents a few seconds "in the future" are hidden by `as_of`.
 MOST_SKEW_MS = 2_000
@@ -80,13 +80,13 @@ def _settings(data: Path) -> tuple[Settings, Check]:
     state = stack.running(data)
     found: dict[str, Any] = {}
     if state is not None:
-        if state.elasticsearch_nodes and "HALFLIFE_ELASTICSEARCH_URL" not in os.environ:
+        if state.elasticsearch_nodes and not named("HALFLIFE_ELASTICSEARCH_URL"):
             found["elasticsearch_url"] = ",".join(state.elasticsearch_nodes)
-        if state.embedder and "HALFLIFE_EMBEDDING_BASE_URL" not in os.environ:
+        if state.embedder and not named("HALFLIFE_EMBEDDING_BASE_URL"):
             found["embedding_base_url"] = f"{state.embedder}/v1"
     if found:
         whose = Check("settings", "ok", f"the local stack on {data}")
-    elif "HALFLIFE_ELASTICSEARCH_URL" in os.environ:
+    elif named("HALFLIFE_ELASTICSEARCH_URL"):
         whose = Check("settings", "ok", "the environment and the defaults")
     else:
         whose = Check(

@@ -7,7 +7,6 @@ asks before it changes anything, and can be stopped with Ctrl-C and run again. W
 
 import asyncio
 import json
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -1039,9 +1038,9 @@ def read_settings(data: Path | None) -> "tuple[Settings, str]":
     settings = serving.read_settings()
     found: dict[str, Any] = {}
     if (state := stack.asked_for(data)) is not None:
-        if state.elasticsearch_nodes and (data or "HALFLIFE_ELASTICSEARCH_URL" not in os.environ):
+        if state.elasticsearch_nodes and (data or not serving.named("HALFLIFE_ELASTICSEARCH_URL")):
             found["elasticsearch_url"] = ",".join(state.elasticsearch_nodes)
-        if state.embedder and (data or "HALFLIFE_EMBEDDING_BASE_URL" not in os.environ):
+        if state.embedder and (data or not serving.named("HALFLIFE_EMBEDDING_BASE_URL")):
             found["embedding_base_url"] = f"{state.embedder}/v1"
     whose = f"the local stack on {stack.data_folder(data)}" if found else "the environment and the defaults"
     return settings.model_copy(update=found), whose

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import sys
 import threading
@@ -46,6 +47,7 @@ class _Start:
 def read_settings() -> "Settings":
     """Return the settings in the environment. Raises InvalidRequest naming the variables that can't be used."""
     from pydantic import ValidationError
+    from pydantic_settings import SettingsError
 
     from app.settings import Settings
 
@@ -54,12 +56,26 @@ def read_settings() -> "Settings":
     except ValidationError as cause:
         faults = []
         for item in cause.errors(include_url=False, include_input=False, include_context=False):
-            name = "".join(f"HALFLIFE_{str(part).upper()}: " for part in item["loc"][:1])
-            faults.append(f"{name}{item['msg'].removeprefix('Value error, ')}")
-        raise InvalidRequest(
-            f"the settings can't be used: {'; '.join(faults)}",
-            remedy="correct the environment variables named; the README lists them all",
-        ) from cause
+            variable, *inside = (*item["loc"], "")
+            name = f"HALFLIFE_{variable.upper()}: " if isinstance(variable, str) and variable else ""
+            where = "".join(f"{part}: " for part in inside if part != "")
+            faults.append(f"{name}{where}{item['msg'].removeprefix('Value error, ')}")
+        raise _unusable("; ".join(faults)) from cause
+    except SettingsError as cause:
+        # Around ours pydantic puts one of its own, which says less.
+        raise _unusable(str(cause.__cause__ or cause)) from cause
+
+
+def named(variable: str) -> bool:
+    """Tell whether the environment says something by this variable: a blank one is one left out."""
+    return bool(os.environ.get(variable, "").strip())
+
+
+def _unusable(faults: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the settings can't be used: {faults}",
+        remedy="correct the environment variables named; the README lists them all",
+    )
 
 
 def serve(

@@ -521,8 +521,15 @@ def keyed(environment: Mapping[str, str]) -> bool:
     """Tell whether an API that gets this environment asks for keys."""
     if any(environment.get(name, "").strip() for name in KEY_VARIABLES):
         return True
-    folder = environment.get(SECRETS_VARIABLE)
-    return folder is not None and any((Path(folder) / name.lower()).is_file() for name in KEY_VARIABLES)
+    folder = environment.get(SECRETS_VARIABLE, "").strip()
+    return bool(folder) and any(_says_something(Path(folder) / name.lower()) for name in KEY_VARIABLES)
+
+
+def _says_something(file: Path) -> bool:
+    try:
+        return bool(file.read_text("utf-8").strip())
+    except (OSError, ValueError):
+        return False
 
 
 def recall_ports(data: Path) -> dict[str, int]:

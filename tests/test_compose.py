@@ -19,14 +19,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import certifi
 import jsonschema
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from app import names
+from app.main import open_cluster, open_embedder, open_reranker, open_rewriter
 from app.settings import Settings
 from scripts import cli
+from scripts.serving import StartFailed, read_settings, refuse_without_keys
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
@@ -267,6 +270,40 @@ def test_the_api_understands_its_settings(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert read.elasticsearch_ca == str(tmp_path / "ca.crt")
     assert read.search_log_rate == 0
     assert read.embedding_query_prefix == "query: "
+
+
+FILLED_IN: dict[str, dict[str, str]] = {
+    "as it is shipped": {},
+    "a reranker and a rewriter without keys": {
+        "HALFLIFE_RERANK_URL": "http://reranker:8002", "HALFLIFE_REWRITE_URL": "http://chat:8003/v1",
+        "HALFLIFE_REWRITE_MODEL": "chat",
+    },
+    "everything blank that may be": {
+        name: "" for name in example_environment() if not re.search("PASSWORD|ENCRYPTION|SECRET", name)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", FILLED_IN.values(), ids=FILLED_IN)
+async def test_the_api_opens_its_clients_with_what_it_gets(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = environment_of("api", {**example_environment(), **given})
+    (tmp_path / "halflife_elasticsearch_api_key").write_text("a2V5\n")
+    (tmp_path / "ca.crt").write_text(certifi.contents())
+    for name, value in seen.items():
+        monkeypatch.setenv(name, value.replace(seen["HALFLIFE_SECRETS_DIR"], str(tmp_path)))
+    settings = read_settings()
+    await open_cluster(settings).close()
+    await open_embedder(settings).close()
+    for helper in (open_reranker(settings), open_rewriter(settings)):
+        assert (helper is not None) == bool(given.get("HALFLIFE_RERANK_URL"))
+        if helper is not None:
+            await helper.close()
+    assert settings.rerank_model is None
+    assert not settings.keyed
+    with pytest.raises(StartFailed, match="no keys are configured"):
+        refuse_without_keys(settings.host, settings)
 
 
 # The setup service

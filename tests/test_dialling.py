@@ -52,7 +52,13 @@ def test_an_ending_is_added_once_and_secrets_are_not_shown() -> None:
     assert shown(ended) == "http://a/v1/rerank"
 
 
-@pytest.mark.parametrize("key", ["a\nb", "schlüssel", " ", ""])
+@pytest.mark.parametrize("key", [" ", "", "\n"])
+def test_a_blank_key_is_told_as_one(key: str) -> None:
+    with pytest.raises(ValueError, match="the key is blank: leave it out"):
+        check_key(key, what="the key")
+
+
+@pytest.mark.parametrize("key", ["a\nb", "schlüssel", "key\n"])
 def test_a_key_that_no_header_takes_is_refused_at_once(key: str) -> None:
     with pytest.raises(ValueError, match="the key holds characters that HTTP headers refuse"):
         check_key(key, what="the key")

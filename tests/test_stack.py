@@ -189,11 +189,15 @@ def test_a_service_is_asked_where_it_listens(listening: str, reached: str) -> No
     assert supervisor.reached_at(listening) == reached
 
 
-def test_keys_are_seen_wherever_they_are_set(tmp_path: Path) -> None:
+def test_keys_are_seen_wherever_they_are_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not supervisor.keyed({"HALFLIFE_KEYS": "", "HALFLIFE_SECRETS_DIR": str(tmp_path)})
     assert supervisor.keyed({"HALFLIFE_KEYS": "[]"})
     assert supervisor.keyed({"HALFLIFE_KEYS_FILE": "keys.json"})
+    (tmp_path / "halflife_keys").write_text("\n")
+    assert not supervisor.keyed({"HALFLIFE_SECRETS_DIR": str(tmp_path)})
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "halflife_keys").write_text("[]")
+    assert not supervisor.keyed({"HALFLIFE_SECRETS_DIR": ""})
     assert supervisor.keyed({"HALFLIFE_SECRETS_DIR": str(tmp_path)})
 
 

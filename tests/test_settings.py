@@ -1,0 +1,126 @@
+"""The environment as it is read: blank variables, folders of secrets, errors that name the variable, further models."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import InvalidRequest
+from app.settings import EMPTY_IS_A_CHOICE, Settings
+from scripts.serving import named, read_settings
+
+NAMES = sorted(Settings.model_fields)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("HALFLIFE_"):
+            monkeypatch.delenv(name)
+
+
+def variable(name: str) -> str:
+    return f"HALFLIFE_{name.upper()}"
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in EMPTY_IS_A_CHOICE])
+def test_a_blank_variable_is_one_left_out(name: str, blank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable(name), blank)
+    assert read_settings() == Settings.model_construct()
+    assert not named(variable(name))
+
+
+def test_an_empty_prefix_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in EMPTY_IS_A_CHOICE:
+        monkeypatch.setenv(variable(name), "")
+    read = read_settings()
+    assert (read.embedding_query_prefix, read.embedding_document_prefix) == ("", "")
+    monkeypatch.setenv("HALFLIFE_EMBEDDING_QUERY_PREFIX", "ask: ")
+    assert read_settings().embedding_query_prefix == "ask: "
+
+
+def test_a_blank_variable_leaves_the_word_to_the_secrets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "halflife_keys").write_text("[]\n")
+    (tmp_path / "halflife_embedding_api_key").write_text("\n")
+    monkeypatch.setenv("HALFLIFE_KEYS", "")
+    monkeypatch.setenv("HALFLIFE_SECRETS_DIR", str(tmp_path))
+    read = read_settings()
+    assert read.keys == "[]"
+    assert read.embedding_api_key is None
+    monkeypatch.setenv("HALFLIFE_KEYS", '[{"id": "a"}]')
+    assert read_settings().keys == '[{"id": "a"}]'
+    monkeypatch.setenv("HALFLIFE_SECRETS_DIR", "")
+    assert read_settings().keyed
+
+
+UNUSABLE: dict[str, tuple[str, str, str]] = {
+    "a number that is none": ("HALFLIFE_PORT", "x", "HALFLIFE_PORT: Input should be a valid integer"),
+    "models that are no JSON": ("HALFLIFE_EMBEDDING_MODELS", "{", "HALFLIFE_EMBEDDING_MODELS: this is not JSON"),
+    "a model without its address": (
+        "HALFLIFE_EMBEDDING_MODELS", '{"m": {}}', "HALFLIFE_EMBEDDING_MODELS: m: url: Field required",
+    ),
+    "no folder": ("HALFLIFE_SECRETS_DIR", "missing", "HALFLIFE_SECRETS_DIR: there is no folder missing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, value, told", UNUSABLE.values(), ids=UNUSABLE)
+def test_what_cannot_be_used_is_told_by_its_name(
+    name: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidRequest) as refused:
+        read_settings()
+    assert told in refused.value.detail
+
+
+def test_settings_that_contradict_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFLIFE_KEYS", "[]")
+    monkeypatch.setenv("HALFLIFE_KEYS_FILE", "keys.json")
+    with pytest.raises(InvalidRequest, match="used: give HALFLIFE_KEYS or HALFLIFE_KEYS_FILE, not both"):
+        read_settings()
+
+
+def test_a_secret_that_is_no_text_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "halflife_cursor_secret").write_bytes(b"\xff\xfe")
+    monkeypatch.setenv("HALFLIFE_SECRETS_DIR", str(tmp_path))
+    with pytest.raises(InvalidRequest, match=r"the file of cursor_secret can't be read \(it is not UTF-8\)"):
+        read_settings()
+
+
+def test_a_secret_that_may_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied", "halflife_cursor_secret")
+
+    (tmp_path / "halflife_cursor_secret").write_text("s")
+    monkeypatch.setenv("HALFLIFE_SECRETS_DIR", str(tmp_path))
+    # Who runs as root may read everything.
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(
+        InvalidRequest, match=r"the file of cursor_secret can't be read \(Permission denied\)"
+    ):
+        read_settings()
+
+
+def test_a_further_model_has_nothing_of_the_first_but_what_it_cannot_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HALFLIFE_EMBEDDING_API_KEY", "first")
+    monkeypatch.setenv("HALFLIFE_EMBEDDING_DIMS", "384")
+    monkeypatch.setenv("HALFLIFE_EMBEDDING_MAX_INPUT_TOKENS", "100")
+    monkeypatch.setenv("HALFLIFE_EMBEDDING_MAX_BATCH", "7")
+    monkeypatch.setenv(
+        "HALFLIFE_EMBEDDING_MODELS",
+        json.dumps({"other": {"url": "http://a/v1", "api_key": "", "model": " "}}),
+    )
+    read = read_settings()
+    other = read.with_model("other")
+    assert other.embedding_base_url == "http://a/v1"
+    assert (other.embedding_query_prefix, other.embedding_document_prefix) == ("", "")
+    assert (other.embedding_api_key, other.embedding_dims) == (None, None)
+    assert (other.embedding_max_input_tokens, other.embedding_max_batch) == (100, 7)
+    assert read.embedding_models["other"].model is None
