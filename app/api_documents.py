@@ -298,8 +298,7 @@ async def list_documents(
         following = cursors.seal(
             cursors.CursorPayload(
                 kind="list", collection=target.name, caller=tag_of(request), origin_ms=now_ms, pit_id=page.pit, top_k=size,
-                after=[page.after], request={"filter": wanted}, issued_ms=now_ms,
-                expires_ms=now_ms + int(LIST_KEEP_ALIVE_S * 1000),
+                after=[page.after], request={"filter": wanted}, expires_ms=now_ms + int(LIST_KEEP_ALIVE_S * 1000),
             ),
             secrets=service.doors.cursor_secrets,
         )  # fmt: skip

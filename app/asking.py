@@ -1,8 +1,17 @@
 """What callers ask: searches, their further pages, why a document stands where it stands, and votes on hits."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from app import fields
 from app.ranking import (
@@ -134,6 +143,10 @@ class RewriteOptions(Value):
         return self
 
 
+SETTLED: Final = {"settled": True}
+"""Context in which a search is read that a first page settled: its window may be its profile's, and shorter than a page."""
+
+
 class Search(Query):
     """One search, whole."""
 
@@ -142,7 +155,8 @@ class Search(Query):
         None,
         description="How age lowers scores. 'auto': only between documents that say the same thing, around a time that the "
         "query names, or, where the best hits are news, for all; the answer's `recency` tells which. Left out: the "
-        "collection's ranking profile, else 'auto', but 'off' with additive fusion and where a route has a strength of its own.",
+        "collection's ranking profile, else 'auto', but 'off' with additive fusion. Where a route has a strength of its own, "
+        "that alone counts, instead of a profile's 'auto' or 'off' too.",
     )
     fold_superseded: bool = Field(
         False,
@@ -235,9 +249,9 @@ class Search(Query):
     )
 
     @model_validator(mode="after")
-    def _coherent(self) -> Self:
+    def _coherent(self, info: ValidationInfo) -> Self:
         check_routes(self.routes, self.decay)
-        window = self.fusion.window if self.fusion else None
+        window = self.fusion.window if self.fusion and info.context is not SETTLED else None
         if window is not None and self.top_k > window:
             raise invalid(f"`top_k` {self.top_k} is more than `fusion.window` {window}", "raise the window")
         unknown = [name for name in self.fields or [] if name not in HIT_NAMES]

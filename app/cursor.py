@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -40,9 +40,8 @@ class CursorPayload(Value):
     caller: str = Field(description="Who was given it: a tag of the key, not the key.")
     origin_ms: Annotated[int, Field(strict=True)]
     pit_id: str | None = None
-    window: _Count = 0
     offset: _Count = 0
-    top_k: _Count = 0
+    top_k: _Count = Field(0, description="list only: documents on a page; a search's request has its own.")
     after: list[Any] | None = Field(None, description="list only: the sort values to go on from.")
     request: dict[str, Any] = Field(default_factory=dict, description="The whole request, as JSON.")
     wordings: dict[str, list[Wording]] = Field(
@@ -52,17 +51,10 @@ class CursorPayload(Value):
     rewrites: list[Rewrite] = Field(
         default_factory=list, description="search only: what the answer tells of them."
     )
-    digest: str = ""
     profile: dict[str, Any] | None = Field(
         None, description="Which profile ranked the first page, as its answer told it."
     )
-    issued_ms: Annotated[int, Field(strict=True)]
     expires_ms: Annotated[int, Field(strict=True)]
-
-
-def request_digest(request: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a request as canonical JSON: equal requests have equal digests, whatever their key order."""
-    return hashlib.sha256(_canonical(request)).hexdigest()
 
 
 def seal(payload: CursorPayload, *, secrets: Sequence[bytes]) -> str:

@@ -729,7 +729,8 @@ class Indexer:
         hits = answer["hits"]["hits"]
         pit = answer.get("pit_id", pit)
         going_on = len(hits) == size
-        if not going_on:
+        if not going_on and after is None:
+            # A last page after others may be asked for again, its answer being lost on the way.
             await self._cluster.close_pit(pit)
         return Page(
             documents=[documents.stored(hit["_source"], version=hit["_version"]) for hit in hits],

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from app import catalog, caveats, experiments, fields, hints, names, observing, queries
 from app import cursor as cursors
 from app.answers import Hit, RecencyDecision, RouteHit, RouteStatus, SearchResult, Suggestion
-from app.asking import Search
+from app.asking import SETTLED, Search
 from app.collection import Collection
 from app.elastic import Cluster
 from app.embedding import Embedder
@@ -266,8 +266,8 @@ async def next_page(
     [answer] = await _answer([run], doors=doors, caller=caller, started=started, now_ms=now_ms)
     if isinstance(answer, HalflifeError):
         raise answer
-    if answer.cursor is None and run.pit is not None:
-        doors.cluster.close_pit_soon(run.pit)
+    # Its point in time stays to its end even after the last page: that may be asked for again, its answer being lost on
+    # the way, and other queries of a batch may still be read in it.
     return answer
 
 
@@ -877,7 +877,7 @@ def _packed(request: dict[str, Any]) -> dict[str, Any]:
 def request_of(payload: cursors.CursorPayload) -> Search:
     """Return the search that a cursor goes on with. Raises CursorInvalid if it is none that this release knows."""
     try:
-        return Search.model_validate(_unpacked(payload.request))
+        return Search.model_validate(_unpacked(payload.request), context=SETTLED)
     except ValidationError as cause:
         raise CursorInvalid(
             "this cursor is of another release of this service", field="cursor", remedy="search again"
@@ -916,28 +916,17 @@ def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, n
                 "`fusion.window` to page further"
             )
         return None
-    request = _packed(run.plan.resolved_request())
-    wordings = {text: list(others) for text, others in run.plan.wordings.items()}
     payload = cursors.CursorPayload(
         kind="search",
         origin_ms=run.plan.origin_ms,
         pit_id=run.pit,
-        window=run.plan.window,
         offset=reached,
-        top_k=run.plan.search.top_k,
-        request=request,
-        digest=cursors.request_digest(
-            {
-                **request,
-                "wordings": {text: [o.model_dump() for o in others] for text, others in wordings.items()},
-            }
-        ),
-        wordings=wordings,
+        request=_packed(run.plan.resolved_request()),
+        wordings={text: list(others) for text, others in run.plan.wordings.items()},
         rewrites=list(run.plan.rewrites),
         profile=None if run.plan.ranked is None else run.plan.ranked.model_dump(mode="json"),
         collection=run.plan.collection.name,
         caller=caller.tag,
-        issued_ms=now_ms,
         expires_ms=now_ms + int(PIT_KEEP_ALIVE_S * 1000),
     )
     try:
