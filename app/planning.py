@@ -17,6 +17,7 @@ from app.ranking import (
     STAGES,
     Decay,
     DecayStrength,
+    DecayWord,
     FeedbackOptions,
     Fusion,
     Profile,
@@ -133,9 +134,10 @@ class Plan:
     def resolved_request(self) -> dict[str, Any]:
         """Return the request as JSON with what the collection's profile gave written out.
 
-        Later pages are planned from it, so a profile that changes meanwhile can't change their order.
+        Later pages are planned from it, so a profile that changes meanwhile can't change their order: read as
+        `SETTLED`, without any profile, it gives this plan again.
         """
-        profile = _profile(self.search, self.collection)
+        chosen = _chosen_decay(self.search, _profile(self.search, self.collection))
         request = self.search.model_dump(mode="json", exclude_unset=True)
         request.pop("profile", None)
         # Its routes stand among the request's: no page after the first asks the model again.
@@ -143,19 +145,15 @@ class Plan:
         if not self.compares:
             # Idle beside the profile's decay, and refused beside the one that is written out here.
             request.pop("fold_superseded", None)
-        chosen = profile.decay if self.search.decay is None else self.search.decay
-        request["decay"] = (
-            chosen.model_dump(mode="json", exclude_none=True)
-            if isinstance(chosen, Decay)
-            else "auto"
-            if self.auto_decay
-            else "off"
-        )
-        routes = self.search.routes or profile.routes
-        if chosen is None and any(isinstance(route.decay, DecayStrength) for route in routes or []):
-            del request["decay"]
-        if routes is not None:
-            request["routes"] = [route.model_dump(mode="json", exclude_none=True) for route in routes]
+        # As planned, not as asked: a decay that the request's own silenced would be refused beside it.
+        routes = [route.asked for route in self.routes]
+        request["routes"] = [route.model_dump(mode="json", exclude_unset=True) for route in routes]
+        request.pop("decay", None)
+        if isinstance(chosen, Decay):
+            request["decay"] = chosen.model_dump(mode="json", exclude_unset=True)
+        elif not any(isinstance(route.decay, DecayStrength) for route in routes):
+            # Where routes decay by themselves no word is said: each would silence them.
+            request["decay"] = "auto" if self.auto_decay else "off"
         request["fusion"] = self.fusion.model_dump(mode="json", exclude_unset=True)
         request["feedback"] = "off"
         if self.feedback is not None and self.ratings is not None:
@@ -216,7 +214,7 @@ def make_plan(
     origin_ms = now_ms if search.as_of is None else to_ms(search.as_of)
     profile = _profile(search, collection)
     search = _with_stages(search, profile)
-    chosen = profile.decay if search.decay is None else search.decay
+    chosen = _chosen_decay(search, profile)
     base = chosen if isinstance(chosen, Decay) else None
     if search.query_vector is not None and len(search.query_vector) != collection.dims:
         raise InvalidRequest(
@@ -430,15 +428,29 @@ def _with_stages(search: Search, profile: Profile) -> Search:
     return search.model_copy(update=given) if given else search
 
 
+def _chosen_decay(search: Search, profile: Profile) -> Decay | DecayWord | None:
+    """Return the decay that holds: the request's, else the profile's, whose mere word its routes' own strengths overrule."""
+    if search.decay is not None:
+        return search.decay
+    if profile.decay is None or isinstance(profile.decay, Decay):
+        return profile.decay
+    return None if _routes_decay(search, profile) else profile.decay
+
+
+def _routes_decay(search: Search, profile: Profile) -> bool:
+    """Tell whether a route has a decay of its own; beside 'auto' its age would count twice."""
+    routes = search.routes or profile.routes or ()
+    return any(isinstance(route.decay, DecayStrength) for route in routes)
+
+
 def _is_auto(search: Search, profile: Profile) -> bool:
     """Tell whether decay is 'auto': asked for, or by default, which a decay of a route's own or an additive score is not."""
-    chosen = profile.decay if search.decay is None else search.decay
+    chosen = _chosen_decay(search, profile)
     if chosen is not None:
         return chosen == "auto"
     fusion = search.fusion or profile.fusion
-    routes = search.routes or profile.routes or ()
-    own = any(isinstance(route.decay, DecayStrength) for route in routes)
-    return DEFAULT_DECAY == "auto" and not own and (fusion is None or fusion.method != "additive")
+    additive = fusion is not None and fusion.method == "additive"
+    return DEFAULT_DECAY == "auto" and not additive and not _routes_decay(search, profile)
 
 
 def _base_floor(fusion: Fusion) -> float:

@@ -2,20 +2,28 @@
 
 import asyncio
 import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from app import decay, planning, queries
 from app.answers import Total
-from app.asking import Search
+from app.asking import SETTLED, Rewriting, Search
 from app.collection import Collection
 from app.elastic import Cluster
 from app.encoding import unpack_vector
 from app.errors import InvalidRequest, LimitExceeded
-from app.planning import fetch_body, make_plan, measure_body, read_route, route_body
+from app.planning import Pinned, fetch_body, make_plan, measure_body, read_route, rewritten, route_body
 from app.ranking import Decay, Fusion, Profile, Route
+from app.ratings import Ratings
 from app.times import parse_instant, to_ms
 from tests.searching import DAY, NOW_MS, drop_collection, make_collection
 
@@ -727,6 +735,117 @@ async def test_node_fetch_and_measure(cluster: Cluster, corpus: Collection) -> N
     assert told_["both"]["relevance"] == pytest.approx(1.0)
     assert told_["both"]["factor"] == pytest.approx(0.5 ** (1 / 30), rel=1e-6)
     assert told_["old"]["factor"] == pytest.approx(0.5 ** (1857 / 30), abs=1e-7)
+
+
+# --- what later pages are planned from ------------------------------------------------------------------------------
+
+DECAYS = st.sampled_from([
+    "auto", "off", {"half_life": "180d"}, {"half_life": "90d", "placement": "fused", "floor": 0.2}, {"rate": "0.013/h"},
+    {"hourly_loss": 0.01, "field": "last_accessed_at", "floor": 0},
+])  # fmt: skip
+OWN_DECAYS = st.sampled_from(
+    [None, "off", {"floor": 0.9}, {"half_life": "36h"}, {"scale": "9d", "kind": "gauss", "floor": 0.1}]
+)
+ROUTES = st.lists(
+    st.builds(
+        lambda kind, decay, more: {"kind": kind, **({} if decay is None else {"decay": decay}), **more},
+        st.sampled_from(["text", "vector", "fresh_text", "fresh_vector"]), OWN_DECAYS,
+        st.fixed_dictionaries({}, optional={
+            "weight": st.sampled_from([0, 0.3, 2]), "query": st.just("another"),
+            "filter": st.sampled_from([{"lang": "en"}, {"and": [{"year": {"gte": 2020}}, {"tags": {"exists": False}}]}]),
+        }),
+    ),
+    min_size=1, max_size=3,
+)  # fmt: skip
+FUSIONS = st.sampled_from([
+    {}, {"window": 5}, {"window": 150}, {"method": "linear", "normalizer": "minmax"}, {"rank_constant": 7},
+    {"method": "additive", "weights": {"salience": 2}},
+])  # fmt: skip
+RANKED: dict[str, st.SearchStrategy[Any]] = {
+    "decay": DECAYS, "routes": ROUTES, "fusion": FUSIONS, "feedback": st.sampled_from(["off", {"strength": 0.1}]),
+    "min_relevance": st.just(0.5), "rerank": st.sampled_from([{}, {"top_n": 5, "candidates": 9}]),
+    "dedup": st.just({"threshold": 0.8}), "mmr": st.just({"lambda": 0.25}), "fold_superseded": st.booleans(),
+}  # fmt: skip
+ASKED = {
+    **RANKED, "top_k": st.sampled_from([1, 10, 150]), "collapse": st.booleans(), "as_of": st.just("2024-05-06T07:08:09.5Z"),
+    "filter": st.just({"lang": ["en", "zh"]}), "query_vector": st.just([0.1, 0.2, 0.3]), "rewrite": st.just({"keywords": True}),
+    "min_relevance": st.sampled_from(["off", None, 0.25]), "mmr": st.sampled_from(["off", {"candidates": 5}]),
+    "rerank": st.sampled_from(["off", None, {"decay": False}]), "valid_time": st.just("any"),
+}  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(
+    profile=st.fixed_dictionaries({}, optional=RANKED),
+    asked=st.fixed_dictionaries({}, optional=ASKED),
+    by_name=st.booleans(),
+    voted=st.booleans(),
+)
+def test_what_a_first_page_settles_is_planned_alike_without_its_profile(
+    profile: dict[str, Any], asked: dict[str, Any], by_name: bool, voted: bool
+) -> None:
+    try:
+        settled = Profile.model_validate(profile)
+        named = {"profile": "p"} if by_name else {}
+        request = Search.model_validate({"collection": "handbook", "query": "carry over", **asked, **named})
+        ranked = COLLECTION.model_copy(
+            update={"profiles": {"p": settled}, "default_profile": None if by_name else "p"}
+        )
+        first = make_plan(request, collection=ranked, now_ms=NOW_MS, forced=[TENANT])
+    except (ValidationError, InvalidRequest):
+        assume(False)
+        return
+    if request.rewrite is not None:
+        first = rewritten(first, Rewriting(keywords=["another"]), forced=[TENANT], model="m")
+    if first.feedback is not None:
+        # Votes that could not be had are left out by later pages too.
+        ratings = Ratings(as_of_ms=NOW_MS, usual=0.5, by_document={}) if voted else None
+        first = replace(first, ratings=ratings)
+    again = Search.model_validate(json.loads(json.dumps(first.resolved_request())), context=SETTLED)
+    second = make_plan(
+        again, collection=COLLECTION, now_ms=first.origin_ms, forced=[TENANT],
+        pinned=Pinned(first.wordings, first.rewrites),
+    )  # fmt: skip
+    told = {each.name for each in dataclass_fields(planning.Plan)} - {
+        "search",
+        "collection",
+        "routes",
+        "feedback",
+        "ratings",
+        "warnings",
+    }
+    assert {name: getattr(second, name) for name in told} == {name: getattr(first, name) for name in told}
+    assert [replace(route, asked=first.routes[0].asked) for route in second.routes] == [
+        replace(route, asked=first.routes[0].asked) for route in first.routes
+    ]
+    assert bodies(second) == bodies(first)
+    stages = {"min_relevance", "rerank", "dedup", "mmr", "collapse", "top_k"} | (
+        {"fold_superseded"} if first.compares else set()
+    )
+    assert again.model_dump(include=stages) == first.search.model_dump(include=stages)
+    if first.feedback is None or first.ratings is None:
+        assert second.feedback is None
+    else:
+        assert second.feedback == first.feedback.model_copy(
+            update={"as_of": datetime.fromtimestamp(NOW_MS / 1000, tz=UTC)}
+        )
+    assert second.resolved_request()["decay" if "decay" in again.model_fields_set else "routes"]
+
+
+def test_a_routes_own_strength_counts_instead_of_a_profiles_word() -> None:
+    own = [{"kind": "text", "decay": {"half_life": "36h"}}, {"kind": "vector"}]
+    for word in ("auto", "off", None):
+        profile = Profile.model_validate({} if word is None else {"decay": word})
+        ranked = COLLECTION.model_copy(update={"profiles": {"p": profile}, "default_profile": "p"})
+        plan = plan_of(ranked, routes=own)
+        assert (plan.placement, plan.auto_decay) == ("route", False)
+        assert [None if route.decay is None else route.decay.scale_ms for route in plan.routes] == [
+            36 * 3_600_000,
+            None,
+        ]
+        assert "decay" not in plan.resolved_request()
+    with pytest.raises(ValidationError, match="'auto'"):
+        plan_of(routes=own, decay="auto")
 
 
 # --- reading answers -------------------------------------------------------------------------------------------------
