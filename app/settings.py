@@ -309,7 +309,8 @@ class Settings(BaseSettings):
         20.0,
         gt=0,
         le=600,
-        description="A sender that pauses longer within a body (408), or takes longer for a request's head, is cut off.",
+        description="A sender that pauses longer within a body (408), takes longer for a request's head or for what is left of a "
+        "body after the answer, or takes nothing of the answer for so long, is cut off.",
     )
     max_query_chars: int = Field(MAX_QUERY_CHARS, ge=1, le=MAX_QUERY_CHARS, description="Longest query.")
     max_top_k: int = Field(MAX_TOP_K, ge=1, le=MAX_TOP_K, description="Most hits on one page.")

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from app.errors import HalflifeError, InvalidRequest
 from scripts.stack import end_with_stdin
@@ -130,20 +130,24 @@ def serve(
         raise StartFailed("the service did not start", remedy="its log above says why")
 
 
-def impatient(head_within_s: float) -> "type[asyncio.Protocol]":
-    """Return uvicorn's HTTP/1.1 with an end to its patience: a connection whose request head takes longer is closed.
+def impatient(patience_s: float) -> "type[asyncio.Protocol]":
+    """Return uvicorn's HTTP/1.1 with an end to its patience: no state that only the other side ends lasts for ever.
 
-    uvicorn itself waits for ever for a head that never ends; bodies are the edge's to bound.
+    Cut off are: a request's head that takes longer; the rest of a body whose request was answered before it came; an
+    answer of which nothing is taken for so long. A body that is read is the edge's to bound, and between two requests
+    uvicorn's own timer runs, which ends with the first byte of whatever comes.
     """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Impatient(H11Protocol):
-        _head_timer: asyncio.TimerHandle | None = None
+        _awaits: Literal["head", "rest"] | None = None
+        _timer: asyncio.TimerHandle | None = None
+        _taking: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._expect_head()
+            self._await("head")
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -153,25 +157,83 @@ def impatient(head_within_s: float) -> "type[asyncio.Protocol]":
             super().on_response_complete()
             self._look()
 
-        def _look(self) -> None:
-            # Between two requests of a connection uvicorn's own timer runs; it ends with the first byte of a head.
-            if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-                self._expect_head()
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._see_off()
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
             else:
-                self._have_head()
+                # The request was answered already, and its body goes wrong: there is nothing left to say.
+                self.transport.close()
+            self._see_off()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch_taking()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._stop_watching()
+            self._see_off()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._have_head()
+            self._await(None)
+            self._stop_watching()
             super().connection_lost(exc)
 
-        def _expect_head(self) -> None:
-            if self._head_timer is None:
-                self._head_timer = self.loop.call_later(head_within_s, self.transport.close)
+        def _look(self) -> None:
+            """Start and end the timers as the state of both sides wants it."""
+            theirs, ours = self.conn.their_state, self.conn.our_state
+            if self.transport.is_closing():
+                self._await(None)
+                self._see_off()
+            elif theirs is h11.IDLE and self.conn.trailing_data[0]:
+                self._await("head")
+            elif theirs is h11.SEND_BODY and ours is h11.DONE:
+                self._await("rest")
+            else:
+                self._await(None)
+                if theirs is h11.IDLE and ours is h11.IDLE and self.timeout_keep_alive_task is None:
+                    self.timeout_keep_alive_task = self.loop.call_later(
+                        self.timeout_keep_alive, self.timeout_keep_alive_handler
+                    )
 
-        def _have_head(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
+        def _await(self, what: Literal["head", "rest"] | None) -> None:
+            if what == self._awaits:
+                return
+            self._awaits = what
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None if what is None else self.loop.call_later(patience_s, self._cut_off)
+
+        def _cut_off(self) -> None:
+            self.transport.close()
+            self._see_off()
+
+        def _see_off(self) -> None:
+            # A closed connection stays until what was written to it has been taken.
+            if self.transport.is_closing():
+                self._watch_taking()
+
+        def _watch_taking(self) -> None:
+            left = self.transport.get_write_buffer_size()
+            if left and self._taking is None:
+                self._taking = self.loop.call_later(patience_s, self._was_taken, left)
+
+        def _stop_watching(self) -> None:
+            if self._taking is not None:
+                self._taking.cancel()
+                self._taking = None
+
+        def _was_taken(self, before: int) -> None:
+            # Nothing is written while this runs: writing is paused, or over.
+            self._taking = None
+            if self.transport.get_write_buffer_size() < before:
+                self._watch_taking()
+            else:
+                self.transport.abort()
 
     return Impatient
 

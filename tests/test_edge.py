@@ -679,6 +679,121 @@ async def test_a_connection_between_two_requests_is_kept(port):
     await writer.wait_closed()
 
 
+async def refuse(scope: Any, receive: Any, send: Any) -> None:
+    """Answer without reading the body, as a key that is not known is answered."""
+    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+AFTER_A_REFUSAL = {
+    "a body that never ends": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n", b"a", b""),
+    "a body that ends late": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n", b"a", b"b"),
+    "a late end, and half a head": (
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n", b"a", b"bPOST /",
+    ),
+    "chunks that go wrong": (
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n", b"zz\r\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sent", AFTER_A_REFUSAL.values(), ids=AFTER_A_REFUSAL.keys())
+async def test_what_comes_after_a_refusal_is_not_waited_for_without_end(sent, caplog):
+    async with served(refuse, log_config=None, http=impatient(0.3), timeout_keep_alive=1) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for part in sent:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        answered = await asyncio.wait_for(reader.read(), 20)
+        assert answered.count(b"HTTP/1.1 401") == 1
+        writer.close()
+        await writer.wait_closed()
+    assert [record for record in caplog.records if record.levelname == "ERROR" or record.exc_info] == []
+
+
+async def test_a_connection_is_kept_where_a_refused_body_still_came():
+    async with served(refuse, log_level="critical", http=impatient(0.3), timeout_keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(REQUEST[:-2])
+            assert (await asyncio.wait_for(reader.readuntil(b"no"), 20)).startswith(b"HTTP/1.1 401")
+            writer.write(REQUEST[-2:])
+            await asyncio.sleep(0.6)
+        writer.close()
+        await writer.wait_closed()
+
+
+PIECE = b"x" * 2**20
+
+
+class Much:
+    """Answers with so many MiB, in one piece or in several, and notes when that is over."""
+
+    def __init__(self, pieces: int, *, close: bool = False) -> None:
+        self.over = asyncio.Event()
+        self._pieces = pieces
+        self._headers = [(b"connection", b"close")] if close else []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            for _ in range(self._pieces):
+                await send({"type": "http.response.body", "body": PIECE, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self.over.set()
+
+
+def unread(port: int) -> socket.socket:
+    """Ask for an answer, with little room for it."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", port))
+    sock.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    return sock
+
+
+@pytest.mark.parametrize("close", [False, True])
+@pytest.mark.parametrize("pieces", [1, 16])
+async def test_an_answer_that_nobody_takes_is_given_up(pieces, close):
+    app = Much(pieces, close=close)
+    config = uvicorn.Config(
+        app, lifespan="off", log_level="critical", http=impatient(0.3), timeout_keep_alive=1
+    )
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    # So that the system takes little of it either.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:  # noqa: ASYNC110 - uvicorn tells it by a flag
+        await asyncio.sleep(0.01)
+    try:
+        with unread(listener.getsockname()[1]):
+            await asyncio.wait_for(app.over.wait(), 20)
+            async with asyncio.timeout(20):
+                while server.server_state.connections:  # noqa: ASYNC110 - nor does it tell this otherwise
+                    await asyncio.sleep(0.01)
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+async def test_an_answer_that_is_taken_slowly_is_given_whole():
+    app = Much(4)
+    async with served(app, log_level="critical", http=impatient(1.0)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        taken = 0
+        while piece := await asyncio.wait_for(reader.read(2**18), 20):
+            taken += piece.count(b"x")
+            await asyncio.sleep(0.05)
+        assert taken == 4 * len(PIECE)
+        writer.close()
+        await writer.wait_closed()
+
+
 BROKEN_OFF = {
     "a chunk of no length": b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\nzz\r\n",
     "a negative chunk": b"transfer-encoding: chunked\r\n\r\n-1\r\n",
