@@ -46,15 +46,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     state = stack.running(stack.data_folder(options.data))
-    if state is None or state.api is None or state.elasticsearch is None or state.embedder is None:
+    if state is None or state.api is None or state.elasticsearch is None or not state.embedding_base_url:
         print("error: no stack runs. Remedy: halflife up --detach, and load something", file=sys.stderr)
         return 3
     rounds = min(options.rounds, 2000)
     with httpx2.Client(base_url=state.api, timeout=60) as api, httpx2.Client(timeout=60) as raw:
-        figures = measure(api, raw, state.elasticsearch, state.embedder, options.collection, rounds)
+        figures = measure(api, raw, state.elasticsearch, state.embedding_base_url, options.collection, rounds)
     with (
         a_reranker() as reranker,
-        a_service(state.elasticsearch, state.embedder, reranker) as url,
+        a_service(state.elasticsearch, state.embedding_base_url, reranker) as url,
         httpx2.Client(base_url=url, timeout=60) as api,
     ):
         figures |= measure_rerank(api, options.collection, max(10, rounds // 3))
@@ -232,7 +232,7 @@ def a_service(elasticsearch: str, embedder: str, reranker: str) -> Iterator[str]
     environment = {
         **os.environ,
         "HALFLIFE_ELASTICSEARCH_URL": elasticsearch,
-        "HALFLIFE_EMBEDDING_BASE_URL": f"{embedder}/v1",
+        "HALFLIFE_EMBEDDING_BASE_URL": embedder,
         "HALFLIFE_RERANK_URL": reranker,
     }
     command = [sys.executable, "-m", "scripts.serving", "--host", "127.0.0.1", "--port", str(port)]
@@ -280,8 +280,8 @@ def _compare(
 
 
 def _vector(raw: httpx2.Client, embedder: str, text: str) -> list[float]:
-    model = _ok(raw.get(f"{embedder}/v1/models"))["data"][0]["id"]
-    answer = _ok(raw.post(f"{embedder}/v1/embeddings", json={"model": model, "input": f"query: {text}"}))
+    model = _ok(raw.get(f"{embedder}/models"))["data"][0]["id"]
+    answer = _ok(raw.post(f"{embedder}/embeddings", json={"model": model, "input": f"query: {text}"}))
     vector: list[float] = answer["data"][0]["embedding"]
     return vector
 

@@ -774,9 +774,10 @@ def json_object(option: str, text: str) -> dict[str, Any]:
 def doctor(data: DataOption = None, as_json: JsonOption = False) -> int:
     r"""Say what is wrong with the set-up, and the remedy.
 
-    Checks the cluster, its features, templates, collections, clocks and disks, and the embedding server. Looks at
-    what the environment names (HALFLIFE_ELASTICSEARCH_URL, HALFLIFE_EMBEDDING_BASE_URL, …), else at the local
-    stack. To try the features that searches need, it makes a small index of its own and removes it.
+    Checks the cluster, its features, templates, collections, clocks and disks, and the embedding server. Looks at the
+    stack on --data where that is given, else at what the environment names (HALFLIFE_ELASTICSEARCH_URL,
+    HALFLIFE_EMBEDDING_BASE_URL, HALFLIFE_URL, …), else at the local stack. To try the features that searches need, it makes
+    a small index of its own and removes it.
 
     \b
     Examples:
@@ -787,7 +788,7 @@ def doctor(data: DataOption = None, as_json: JsonOption = False) -> int:
     """
     from scripts.doctor import examine
 
-    checks = examine(data_folder(data))
+    checks = examine(data)
     if as_json:
         typer.echo(
             json.dumps(

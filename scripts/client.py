@@ -92,12 +92,16 @@ def as_commands(told: str) -> str:
 
 def find_url(chosen: str | None, data: Path | None) -> str:
     """Return the API's address: the one given, else that of the stack on the folder given, else `$HALFLIFE_URL`, else the
-    running local stack's, else port 8080. Raises NothingRuns for a folder given without an address and without a stack.
+    running local stack's, else port 8080, where no stack runs on the folder that is found without one given.
+
+    Raises NothingRuns for a folder given without an address and without a stack, and for a stack whose API has no
+    address yet: another may have port 8080.
     """
-    if url := chosen or (None if data else os.environ.get(URL_VARIABLE)):
+    if url := chosen or (None if data else os.environ.get(URL_VARIABLE, "").strip()):
         return url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
-    state = asked_for(data)
-    return (state.api if state else None) or f"http://127.0.0.1:{DEFAULT_PORT}"
+    if (state := asked_for(data)) is not None:
+        return state.address("API", state.api)
+    return f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
 class Client:

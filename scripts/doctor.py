@@ -5,7 +5,6 @@ what searches need. Every check says what is wrong and the remedy; a check that 
 """
 
 import asyncio
-import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +23,7 @@ from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound,
 from app.main import open_cluster, open_embedder, open_reranker, open_rewriter
 from app.settings import Settings
 from scripts import stack
-from scripts.client import URL_VARIABLE
+from scripts.client import URL_VARIABLE, find_url
 from scripts.serving import named, read_settings
 
 # Ages are told in days and decays in weeks; but documents a few seconds "in the future" are hidden by `as_of`.
@@ -62,37 +61,38 @@ class Check:
         return {"check": self.name, "verdict": self.verdict, "detail": self.detail, "remedy": self.remedy}
 
 
-def examine(data: Path) -> list[Check]:
-    """Make all checks, in order, of what the environment names, else of the local stack on `data`."""
+def examine(data: Path | None) -> list[Check]:
+    """Make all checks, in order, of the local stack on a folder that is given, else of what the environment names, else
+    of the local stack that is found without one given.
+    """
     try:
         settings, whose = _settings(data)
+        api_url = _api_url(data)
     except InvalidRequest as error:
         return [_failed("settings", error)]
+    except stack.NothingRuns as error:
+        # Of another stack or cluster than the one that is meant nothing is to be told.
+        return [Check("settings", "failed", str(error))]
     checks = [whose]
     checks += asyncio.run(_examine(settings))
-    if (api := _check_api(data)) is not None:
+    if (api := _check_api(api_url)) is not None:
         checks.append(api)
     return checks
 
 
-def _settings(data: Path) -> tuple[Settings, Check]:
+def _settings(data: Path | None) -> tuple[Settings, Check]:
     settings = read_settings()
-    state = stack.running(data)
-    found: dict[str, Any] = {}
-    if state is not None:
-        if state.elasticsearch_nodes and not named("HALFLIFE_ELASTICSEARCH_URL"):
-            found["elasticsearch_url"] = ",".join(state.elasticsearch_nodes)
-        if state.embedder and not named("HALFLIFE_EMBEDDING_BASE_URL"):
-            found["embedding_base_url"] = f"{state.embedder}/v1"
+    found = stack.addresses(data)
+    folder = stack.data_folder(data)
     if found:
-        whose = Check("settings", "ok", f"the local stack on {data}")
+        whose = Check("settings", "ok", f"the local stack on {folder}")
     elif named("HALFLIFE_ELASTICSEARCH_URL"):
         whose = Check("settings", "ok", "the environment and the defaults")
     else:
         whose = Check(
             "settings",
             "warning",
-            f"no local stack runs on {data} and no cluster is named: looking at {settings.elasticsearch_url}",
+            f"no local stack runs on {folder} and no cluster is named: looking at {settings.elasticsearch_url}",
             "start a stack with `halflife up`, or set HALFLIFE_ELASTICSEARCH_URL and HALFLIFE_EMBEDDING_BASE_URL",
         )
     return settings.model_copy(update=found), whose
@@ -525,12 +525,17 @@ async def _ask_rewriter(settings: Settings) -> str | None:
     return f"{settings.rewrite_model} at {settings.rewrite_url}: rewrites within HALFLIFE_REWRITE_TIMEOUT_S"
 
 
-def _check_api(data: Path) -> Check | None:
-    state = stack.running(data)
-    url = os.environ.get(URL_VARIABLE) or (state.api if state else None)
+def _api_url(data: Path | None) -> str | None:
+    """Return the API's address as every command finds it; None where only the default port would be left."""
+    if data is None and not named(URL_VARIABLE) and stack.asked_for(None) is None:
+        return None
+    return find_url(None, data)
+
+
+def _check_api(url: str | None) -> Check | None:
     if not url or url.startswith("https:"):
         return None
-    status, answer = stack.get_json(f"{url.rstrip('/')}/readyz", 10.0)
+    status, answer = stack.get_json(f"{url}/readyz", 10.0)
     if status == 200:
         return Check("api", "ok", f"ready at {url}")
     if status is None:

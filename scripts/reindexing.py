@@ -1031,17 +1031,13 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 def read_settings(data: Path | None) -> "tuple[Settings, str]":
     """Return the environment's settings, completed by the local stack, and whose they are.
 
-    A stack on a folder that was given goes before what the environment names. Raises NothingRuns if none runs there.
+    A stack on a folder that was given goes before what the environment names. Raises NothingRuns if none runs there, or
+    if it is still starting.
     """
     from scripts import serving
 
     settings = serving.read_settings()
-    found: dict[str, Any] = {}
-    if (state := stack.asked_for(data)) is not None:
-        if state.elasticsearch_nodes and (data or not serving.named("HALFLIFE_ELASTICSEARCH_URL")):
-            found["elasticsearch_url"] = ",".join(state.elasticsearch_nodes)
-        if state.embedder and (data or not serving.named("HALFLIFE_EMBEDDING_BASE_URL")):
-            found["embedding_base_url"] = f"{state.embedder}/v1"
+    found = stack.addresses(data)
     whose = f"the local stack on {stack.data_folder(data)}" if found else "the environment and the defaults"
     return settings.model_copy(update=found), whose
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from scripts.distribution import LocalStackError
 
@@ -43,7 +43,7 @@ class StackFailed(LocalStackError):
 
 
 class NothingRuns(LocalStackError):
-    """No stack runs on the folder that was named."""
+    """No stack runs on the folder that was named, or the part of it that is needed has no address yet."""
 
 
 def data_folder(chosen: Path | None) -> Path:
@@ -133,7 +133,8 @@ class Process:
 class State:
     """What the supervisor wrote down. URLs have no slash at the end and no password; `nodes` are the local ones.
 
-    `phase` is starting, running or stopping. `restarts` counts the parts that had to be started again.
+    `phase` is starting, running or stopping. `restarts` counts the parts that had to be started again. `embedder` is
+    for people to read; requests go to `embedding_base_url`, which has the path that `/embeddings` is appended to.
     """
 
     phase: str
@@ -143,6 +144,7 @@ class State:
     elasticsearch: str | None = None
     elasticsearch_nodes: list[str] = field(default_factory=list)
     embedder: str | None = None
+    embedding_base_url: str | None = None
     nodes: int = 0
     processes: list[Process] = field(default_factory=list)
     restarts: int = 0
@@ -158,6 +160,19 @@ class State:
     def forget(self) -> None:
         """Remove what was written down: nothing of it runs any more."""
         (Path(self.data) / _STATE).unlink(missing_ok=True)
+
+    def address(self, of: str, url: str | None) -> str:
+        """Return a part's address. Raises NothingRuns where it has none yet, or the stack is being ended."""
+        if url and self.phase != "stopping":
+            return url
+        if self.phase == "stopping":
+            raise NothingRuns(
+                f"The stack on {self.data} is being ended.", remedy="Start it again with `halflife up`."
+            )
+        raise NothingRuns(
+            f"The stack on {self.data} is still starting: its {of} has no address yet.",
+            remedy="Wait until `halflife status` says ok, then try again.",
+        )
 
     @property
     def urls(self) -> dict[str, Any]:
@@ -176,6 +191,9 @@ def read_state(data: Path) -> State | None:
         raw = json.loads((data / _STATE).read_text(encoding="utf-8"))
         raw["supervisor"] = Process(**raw["supervisor"])
         raw["processes"] = [Process(**process) for process in raw["processes"]]
+        if "embedding_base_url" not in raw and (embedder := raw.get("embedder")):
+            # Written by an earlier version, whose own embedder had no path here and any other one its whole.
+            raw["embedding_base_url"] = embedder if urlsplit(embedder).path else f"{embedder}/v1"
         return State(**raw)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -200,6 +218,32 @@ def asked_for(chosen: Path | None) -> State | None:
             remedy=f"Start one with `halflife up --data {folder}`, or leave --data out.",
         )
     return state
+
+
+def addresses(chosen: Path | None) -> dict[str, str]:
+    """Return the settings by which a service reaches what the stack asked for uses, as `app.settings` names them.
+
+    A stack on a folder that was given goes before what the environment names; but where both mean the same server, the
+    environment's address stays, which may carry a password. Raises NothingRuns as `asked_for` does, and for a stack that
+    has no such address yet: what was meant for it must not reach the default's.
+    """
+    if (state := asked_for(chosen)) is None:
+        return {}
+    found: dict[str, str] = {}
+    for setting, of, url in (
+        ("elasticsearch_url", "Elasticsearch", ",".join(state.elasticsearch_nodes) or state.elasticsearch),
+        ("embedding_base_url", "embedder", state.embedding_base_url),
+    ):
+        named = os.environ.get(f"HALFLIFE_{setting.upper()}", "").strip()
+        if not named or (chosen is not None and without_password(named.split(",")[0]) != url):
+            found[setting] = state.address(of, url)
+    return found
+
+
+def without_password(url: str) -> str:
+    """Return a URL fit for printing."""
+    parts = urlsplit(url.strip())
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
-from urllib.parse import urlsplit, urlunsplit
 
 from app.addresses import is_unspecified
 from scripts.distribution import Distribution, LocalStackError, ensure_installed
@@ -37,6 +36,7 @@ from scripts.stack import (
     get_json,
     log_folder,
     python_command,
+    without_password,
 )
 
 HOST = "127.0.0.1"
@@ -203,8 +203,7 @@ class Supervisor:
         begun = time.monotonic()
         _ignore(self.data)
         self._write()
-        external = os.environ.get(EMBEDDER_VARIABLE)
-        if external:
+        if external := _elsewhere(EMBEDDER_VARIABLE):
             self.report(f"Embeddings come from {without_password(external)}.")
         else:
             self.embedder = self._embedder()
@@ -212,7 +211,7 @@ class Supervisor:
             self.report("Starting the embedding server.")
         self._write()
         distribution = None
-        if urls := os.environ.get(ELASTICSEARCH_VARIABLE):
+        if urls := _elsewhere(ELASTICSEARCH_VARIABLE):
             self.report(f"Elasticsearch is {without_password(urls.split(',')[0])}.")
         else:
             distribution = self._start_cluster()
@@ -324,8 +323,8 @@ class Supervisor:
     def _start_api(self) -> None:
         port = choose_port(self.options.port, self._remembered("api"), what="the API", liked=DEFAULT_PORT)
         environment = {
-            ELASTICSEARCH_VARIABLE: os.environ.get(ELASTICSEARCH_VARIABLE) or ",".join(self._node_urls()),
-            EMBEDDER_VARIABLE: os.environ.get(EMBEDDER_VARIABLE) or f"{self._embedder_url()}/v1",
+            ELASTICSEARCH_VARIABLE: _elsewhere(ELASTICSEARCH_VARIABLE) or ",".join(self._node_urls()),
+            EMBEDDER_VARIABLE: _elsewhere(EMBEDDER_VARIABLE) or self._embedding_base_url(),
             SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or self._cursor_secret(),
         }
         listening = os.environ.get(HOST_VARIABLE) or HOST
@@ -419,12 +418,15 @@ class Supervisor:
         return [node.url for node in self.cluster.nodes if node.http_port] if self.cluster else []
 
     def _embedder_url(self) -> str:
-        return self.embedder.url if self.embedder else without_password(os.environ.get(EMBEDDER_VARIABLE, ""))
+        return self.embedder.url if self.embedder else without_password(_elsewhere(EMBEDDER_VARIABLE))
+
+    def _embedding_base_url(self) -> str:
+        return f"{self.embedder.url}/v1" if self.embedder else self._embedder_url()
 
     def _state(self) -> State:
         assert self._me is not None
         urls = self._node_urls()
-        elsewhere = os.environ.get(ELASTICSEARCH_VARIABLE, "").split(",")[0]
+        elsewhere = _elsewhere(ELASTICSEARCH_VARIABLE).split(",")[0]
         pids = [(part.name, part.pid, _log_of(part)) for part in self._parts()]
         if self._quickening is not None:
             pids.append(("quicken", self._quickening.pid, self._quickening.log))
@@ -437,6 +439,7 @@ class Supervisor:
             elasticsearch=urls[0] if urls else without_password(elsewhere) or None,
             elasticsearch_nodes=urls,
             embedder=self._embedder_url() or None,
+            embedding_base_url=self._embedding_base_url() or None,
             nodes=len(urls),
             processes=[process for process in found if process is not None],
             restarts=self.restarts,
@@ -447,6 +450,11 @@ class Supervisor:
         state = self._state()
         state.write()
         return state
+
+
+def _elsewhere(variable: str) -> str:
+    """Return where the environment says that a part runs, empty where it says nothing: a blank says nothing."""
+    return os.environ.get(variable, "").strip()
 
 
 def _log_of(part: Program | LocalNode) -> Path:
@@ -544,12 +552,6 @@ def recall_ports(data: Path) -> dict[str, int]:
 def remember(data: Path, ports: Mapping[str, int]) -> None:
     """Write down the ports for the next start."""
     (data / "ports.json").write_text(json.dumps(dict(ports)) + "\n", encoding="ascii")
-
-
-def without_password(url: str) -> str:
-    """Return a URL fit for printing."""
-    parts = urlsplit(url.strip())
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
 
 
 # ---- the process ----------------------------------------------------------------------------------------------------

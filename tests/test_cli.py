@@ -4,6 +4,7 @@ import ast
 import asyncio
 import inspect
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound,
 from app.settings import Settings
 from scripts import cli, client, doctor, reindexing, table
 from scripts.client import ApiProblem, Client, find_url
+from scripts.stack import Process, State
 from tests.conftest import ROOT
 from tests.fakes import FarEnd, Reply, RerankServer
 
@@ -613,6 +615,61 @@ def test_a_folder_that_is_named_must_have_a_stack(tmp_path: Path, monkeypatch: p
     assert find_url("here:2", tmp_path) == "http://here:2"
 
 
+def running_stack(folder: Path, **facts: Any) -> None:
+    """Write down a stack whose supervisor is this very process."""
+    me = Process.of("supervisor", os.getpid(), log=folder)
+    assert me is not None
+    State(**{"phase": "running", "supervisor": me, "data": str(folder), **facts}).write()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "found"])
+@pytest.mark.parametrize("phase", ["starting", "stopping"])
+def test_what_is_meant_for_a_stack_without_an_address_reaches_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, named: bool
+) -> None:
+    running_stack(tmp_path, phase=phase)
+    monkeypatch.setenv("HALFLIFE_DATA", str(tmp_path))
+    for name in ("HALFLIFE_URL", "HALFLIFE_ELASTICSEARCH_URL", "HALFLIFE_EMBEDDING_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    told = "still starting" if phase == "starting" else "being ended"
+    for given in (("load", __file__), ("purge", "c", "--yes"), ("search", "x"), ("reindex", "c", "--status")):
+        done = run(*given, *(("--data", str(tmp_path)) if named else ()))
+        assert done.exit_code == cli.UNREACHABLE, done.output
+        assert told in done.output
+    assert find_url("here:2", tmp_path) == "http://here:2"
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["named", "found"])
+def test_a_stack_whose_parts_run_elsewhere_is_reached_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    for name in ("HALFLIFE_ELASTICSEARCH_URL", "HALFLIFE_EMBEDDING_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HALFLIFE_DATA", str(tmp_path))
+    running_stack(
+        tmp_path,
+        elasticsearch="https://search.example:9200",
+        embedder="https://models.example/openai",
+        embedding_base_url="https://models.example/openai",
+    )
+    settings, whose = reindexing.read_settings(tmp_path if given else None)
+    assert settings.elasticsearch_url == "https://search.example:9200"
+    assert settings.embedding_base_url == "https://models.example/openai"
+    assert str(tmp_path) in whose
+    assert doctor._settings(tmp_path if given else None)[0] == settings
+
+
+def test_of_a_named_stack_the_environment_adds_passwords_and_no_other_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running_stack(tmp_path, elasticsearch="https://search.example:9200", embedding_base_url="http://e:1/v1")
+    monkeypatch.setenv("HALFLIFE_ELASTICSEARCH_URL", "https://me:secret@search.example:9200/")
+    monkeypatch.setenv("HALFLIFE_EMBEDDING_BASE_URL", "http://other:1/v1")
+    settings, _ = reindexing.read_settings(tmp_path)
+    assert settings.elasticsearch_url == "https://me:secret@search.example:9200/"
+    assert settings.embedding_base_url == "http://e:1/v1"
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -699,7 +756,8 @@ def test_the_doctor_says_what_does_not_answer_and_the_remedy(
         url = gone.url
     monkeypatch.setenv("HALFLIFE_ELASTICSEARCH_URL", url)
     monkeypatch.setenv("HALFLIFE_EMBEDDING_BASE_URL", f"{url}/v1")
-    done = run("doctor", "--data", str(tmp_path), "--json")
+    monkeypatch.setenv("HALFLIFE_DATA", str(tmp_path))
+    done = run("doctor", "--json")
     assert done.exit_code == cli.FAILED
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
     assert checks["cluster"]["verdict"] == checks["embedder"]["verdict"] == "failed"
@@ -841,11 +899,32 @@ def test_the_doctor_without_a_stack_says_how_to_start_one(
 ) -> None:
     for name in ("HALFLIFE_ELASTICSEARCH_URL", "HALFLIFE_EMBEDDING_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    _, whose = doctor._settings(tmp_path)
+    monkeypatch.setenv("HALFLIFE_DATA", str(tmp_path))
+    _, whose = doctor._settings(None)
     assert whose.verdict == "warning"
     assert "halflife up" in (whose.remedy or "")
     monkeypatch.setenv("HALFLIFE_ELASTICSEARCH_URL", "http://127.0.0.1:1")
-    assert doctor._settings(tmp_path)[1].verdict == "ok"
+    assert doctor._settings(None)[1].verdict == "ok"
+
+
+def test_the_doctor_of_a_folder_without_a_stack_looks_at_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFLIFE_ELASTICSEARCH_URL", "http://127.0.0.1:1")
+    [only] = doctor.examine(tmp_path)
+    assert (only.name, only.verdict) == ("settings", "failed")
+    assert f"No stack runs on {tmp_path}." in only.detail
+
+
+def test_the_doctor_finds_the_api_as_every_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFLIFE_DATA", str(tmp_path / "nothing"))
+    assert doctor._api_url(None) is None
+    monkeypatch.setenv("HALFLIFE_URL", "localhost:8090/")
+    assert doctor._api_url(None) == "http://localhost:8090"
+    running_stack(tmp_path, api="http://127.0.0.1:7", elasticsearch="http://127.0.0.1:8")
+    assert doctor._api_url(tmp_path) == "http://127.0.0.1:7"
 
 
 def remedies() -> list[str]:

@@ -116,6 +116,31 @@ def test_a_state_that_cant_be_read_is_none(content: str, tmp_path: Path) -> None
     assert stack.check(tmp_path).status == "stopped"
 
 
+@pytest.mark.parametrize(
+    "embedder, base",
+    [("http://127.0.0.1:9400", "http://127.0.0.1:9400/v1"), ("https://e.example/v1", "https://e.example/v1")],
+)
+def test_a_stack_of_an_earlier_version_is_understood(embedder: str, base: str, tmp_path: Path) -> None:
+    State("running", Process("supervisor", 1, "x", "log"), str(tmp_path), embedder=embedder).write()
+    written = json.loads((tmp_path / "stack.json").read_text())
+    del written["embedding_base_url"]
+    (tmp_path / "stack.json").write_text(json.dumps(written))
+    state = stack.read_state(tmp_path)
+    assert state is not None
+    assert state.embedding_base_url == base
+
+
+@pytest.mark.parametrize("elsewhere", ["https://e.example/v1", "https://me:pw@e.example/openai/", " "])
+def test_an_embedders_address_is_written_down_whole(
+    elsewhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFLIFE_EMBEDDING_BASE_URL", elsewhere)
+    state = supervisor.Supervisor(stack.Options(tmp_path), print)._write()
+    assert state.embedding_base_url == (
+        elsewhere.replace("me:pw@", "").rstrip("/") if elsewhere.strip() else None
+    )
+
+
 def test_two_supervisors_never_share_a_folder(tmp_path: Path) -> None:
     with stack.exclusive(tmp_path), pytest.raises(StackFailed, match="runs on"):
         stack.exclusive(tmp_path).__enter__()
@@ -138,7 +163,7 @@ def test_ports_are_chosen_by_wish_then_memory_then_liking() -> None:
 
 
 def test_addresses_are_told_without_passwords() -> None:
-    assert supervisor.without_password("https://me:secret@es.example:9200/?x=y") == "https://es.example:9200"
+    assert stack.without_password("https://me:secret@es.example:9200/?x=y") == "https://es.example:9200"
 
 
 def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
