@@ -425,7 +425,7 @@ def load(
     file's name), the creation time its own (front matter, HTML's published time, the date in a PDF, Word or EPUB file),
     else the file's time (the summary says of how many; --undated leaves those undated). Nothing is sent but what was read; formats with a parser are read in a process of their own.
 
-    A line or file that can't be read or stored is told with its reason at the end; the rest goes on. A
+    A line, file or folder that can't be read or stored is told with its reason at the end; the rest goes on. A
     document loaded again takes the place of its earlier version.
 
     \b

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, Self
 
+from app.encoding import encode
 from app.sandbox import Sandbox
 from scripts.client import ApiError, ApiProblem, Json, persist
 from scripts.sources import LIMITS, Names, Read, Source, read
@@ -45,6 +46,11 @@ class Failure:
     id: str | None
     reason: str
     remedy: str | None = None
+
+    @classmethod
+    def of(cls, where: str, name: str | None, reason: str, remedy: str | None = None) -> Self:
+        """Return one whose texts every output takes; `name` is the document's id."""
+        return cls(_printable(where), None if name is None else _printable(name), _printable(reason), remedy)
 
     def to_json(self) -> Json:
         """Return it as `--json` and `--failures` print it."""
@@ -202,6 +208,11 @@ class Loader:
             if item.document is None:
                 self._note(item)
                 continue
+            if (failure := _unsendable(item, item.document)) is not None:
+                # Found by the request instead, it would take its whole batch with it.
+                self._fail(failure)
+                self._progress(self.tally)
+                continue
             length = len(item.document.get("text") or "") + len(item.document.get("title") or "")
             if batch and (len(batch) >= self._batch or size + length > self._batch_bytes or _id(item) in ids):
                 yield batch
@@ -217,7 +228,7 @@ class Loader:
             self.tally.empty += 1
             self.tally.empty_files.append(item.where)
         else:
-            self._fail(Failure(item.where, None, item.fault or "can't be read"))
+            self._fail(Failure.of(item.where, None, item.fault or "can't be read"))
         self._progress(self.tally)
 
     def _fail(self, failure: Failure) -> None:
@@ -258,7 +269,7 @@ class Loader:
         field_name = error.get("field")
         if field_name and str(field_name) not in reason:
             reason = f"{field_name}: {reason}"
-        self._fail(Failure(item.where, _id(item), reason, error.get("remedy")))
+        self._fail(Failure.of(item.where, _id(item), reason, error.get("remedy")))
 
     # -- in the threads
 
@@ -302,6 +313,40 @@ class Loader:
                 remedy="check that --url leads to Halflife",
             )
         return items
+
+
+def _unsendable(item: Read, document: Json) -> Failure | None:
+    """Return why a document can't be written as JSON, naming the field; None if it can."""
+    try:
+        encode(document)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return None
+    metadata = document.get("metadata")
+    inside = (
+        {f"metadata.{key}": value for key, value in metadata.items()} if isinstance(metadata, dict) else {}
+    )
+    for name, value in {**document, **inside}.items():
+        if name == "metadata" and inside:
+            continue
+        try:
+            encode({name: value})
+        except UnicodeEncodeError:
+            reason, remedy = "holds half of a surrogate pair", "send well-formed Unicode"
+        except RecursionError:
+            reason, remedy = "is nested too deeply", "store it flatter"
+        except ValueError:
+            reason, remedy = "holds a number that is not finite", "send finite numbers, or null"
+        else:
+            continue
+        return Failure.of(item.where, _id(item), f"{name}: {reason}", remedy)
+    return Failure.of(item.where, _id(item), "can't be written as JSON", "store it flatter")
+
+
+def _printable(text: str) -> str:
+    """Return a text that any output in UTF-8 takes: half a surrogate pair is spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _document(item: Read) -> Json:

@@ -8,7 +8,9 @@ on. What a file says is read by `app.extracting`, as an upload is.
 import gzip
 import io
 import os
+import stat
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -69,19 +71,28 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file to read, `name` being what its documents are called after where they carry no id; `lines`: JSON Lines."""
+    """A file to read, `name` being what its documents are called after where they carry no id; `lines`: JSON Lines.
+
+    With a `fault` it is a file or folder that can't be read, and why.
+    """
 
     path: Path
     name: str
     size: int
     lines: bool
+    fault: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The path as messages have it: what isn't UTF-8 in it could be neither printed nor sent."""
+        return _spelled(self.path)
 
 
 def find(paths: Sequence[Path], *, prefix: str = "") -> tuple[list[Source], list[str]]:
     """Return the files to read, folders searched in a fixed order, and which files in them were passed over.
 
-    Hidden files and folders are left out, symbolic links to folders not followed. `-` is standard input. Raises
-    Unreadable for a path that isn't there or holds nothing of use.
+    Hidden files and folders are left out, symbolic links to folders not followed. `-` is standard input. What can't be
+    looked into is a source with a fault. Raises Unreadable for a path that isn't there or holds nothing of use.
     """
     found: list[Source] = []
     passed: list[str] = []
@@ -92,27 +103,35 @@ def find(paths: Sequence[Path], *, prefix: str = "") -> tuple[list[Source], list
             inside, others = _in_folder(path, prefix)
             if not inside:
                 raise Unreadable(
-                    f"{path} holds no file that ends in {', '.join(FOLDER_SUFFIXES)}. "
+                    f"{_spelled(path)} holds no file that ends in {', '.join(FOLDER_SUFFIXES)}. "
                     "Name a folder of such files, or one file."
                 )
             found += inside
             passed += others
         elif path.is_file():
             found.append(
-                Source(path, prefix + path.name, path.stat().st_size, lines=_is_lines(path, unnamed=True))
+                Source(
+                    path,
+                    prefix + _spelled(Path(path.name)),
+                    path.stat().st_size,
+                    lines=_is_lines(path, unnamed=True),
+                )
             )
         else:
-            raise Unreadable(f"There is no file or folder {path}.")
+            raise Unreadable(f"There is no file or folder {_spelled(path)}.")
     return found, passed
 
 
 def read(
     source: Source, names: Names, *, sandbox: Sandbox | None = None, file_times: bool = True
 ) -> Iterator[Read]:
-    """Yield what a file holds, in order. A file that can't be opened or read is one fault.
+    """Yield what a file holds, in order. A file that can't be opened or read, or not to its end, is one fault more.
 
     Without `file_times`, a file whose content names no creation time is undated.
     """
+    if source.fault is not None:
+        yield Read(source.where, source.size, fault=source.fault)
+        return
     try:
         if source.lines:
             yield from read_lines(source, names)
@@ -121,23 +140,49 @@ def read(
         else:
             yield from read_file(source, names, sandbox=sandbox, file_times=file_times)
     except UnreadableFile as error:
-        yield Read(str(source.path), source.size, fault=_told(error))
+        yield Read(source.where, source.size, fault=_told(error))
     except OSError as cause:
-        yield Read(str(source.path), source.size, fault=f"can't be read: {cause.strerror or cause}")
+        yield Read(source.where, source.size, fault=_denied(cause))
+    except (EOFError, zlib.error) as cause:
+        yield Read(source.where, source.size, fault=f"is damaged or cut off: {cause}")
+    except (ValueError, OverflowError) as cause:
+        yield Read(source.where, source.size, fault=f"can't be read: {cause}")
+
+
+def _denied(cause: OSError) -> str:
+    return f"can't be read: {cause.strerror or cause}"
 
 
 def _in_folder(root: Path, prefix: str) -> tuple[list[Source], list[str]]:
     found: list[Source] = []
     passed: list[str] = []
-    for folder, folders, files in os.walk(root):
+
+    def unread(path: Path, size: int, cause: OSError) -> None:
+        found.append(
+            Source(path, prefix + _spelled(path.relative_to(root)), size, lines=False, fault=_denied(cause))
+        )
+
+    for folder, folders, files in os.walk(root, onerror=lambda cause: unread(Path(cause.filename), 0, cause)):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "node_modules")
         for name in sorted(files):
             path = Path(folder) / name
-            if name.startswith(".") or _suffix(path) not in FOLDER_SUFFIXES or not path.is_file():
+            if name.startswith(".") or _suffix(path) not in FOLDER_SUFFIXES:
+                passed.append(_spelled(path))
+                continue
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                # A link to nothing.
+                passed.append(_spelled(path))
+                continue
+            except OSError as cause:
+                unread(path, 0, cause)
+                continue
+            if not stat.S_ISREG(status.st_mode):
                 passed.append(_spelled(path))
                 continue
             relative = _spelled(path.relative_to(root))
-            found.append(Source(path, prefix + relative, path.stat().st_size, lines=_is_lines(path)))
+            found.append(Source(path, prefix + relative, status.st_size, lines=_is_lines(path)))
     return found, passed
 
 
@@ -169,7 +214,7 @@ def read_lines(source: Source, names: Names) -> Iterator[Read]:
         while line := stream.readline(_LONGEST_LINE + 1):
             number += 1
             size = len(line)
-            where = f"{source.path}:{number}"
+            where = f"{source.where}:{number}"
             if size > _LONGEST_LINE:
                 while line and not line.endswith(b"\n"):
                     line = stream.readline(_LONGEST_LINE)
@@ -208,7 +253,7 @@ def read_table(source: Source, names: Names) -> Iterator[Read]:
             try:
                 for row in csv_rows(stream, tab=_suffix(source.path) == ".tsv"):
                     after = raw.tell()
-                    where, size, before = f"{source.path}:{row.number}", after - before, after
+                    where, size, before = f"{source.where}:{row.number}", after - before, after
                     if row.values is None:
                         yield Read(where, size, fault=row.fault)
                         continue
@@ -238,7 +283,7 @@ def read_file(
     Its id is its name, its title its own or its first heading, its creation time its own or else (`file_times`) the
     file's. What needs a parser is read in the sandbox's process, here if there is none.
     """
-    where = str(source.path)
+    where = source.where
     if source.size > LIMITS.max_bytes:
         yield Read(where, source.size, fault=f"the file is larger than {LIMITS.max_bytes} bytes: split it")
         return
@@ -246,7 +291,7 @@ def read_file(
     if not data:
         yield Read(where, source.size, empty=True)
         return
-    name = source.path.name
+    name = _spelled(Path(source.path.name))
     try:
         if sandbox is None or extracting.kind_of(data, name=name) in _IN_PROCESS:
             found = extracting.extract(data, name=name, limits=LIMITS)
@@ -258,9 +303,7 @@ def read_file(
     if found.rows is None and not found.text.strip():
         yield Read(where, source.size, empty=True)
         return
-    changed = (
-        format_instant(datetime.fromtimestamp(source.path.stat().st_mtime, tz=UTC)) if file_times else None
-    )
+    changed = file_time(source.path.stat().st_mtime) if file_times else None
     size = source.size
     for draft in drafts_of(
         found, name=source.name, given={}, names=names, fallback_time=changed, fallback_told=None
@@ -275,6 +318,17 @@ def read_file(
             by_file_time=draft.by_fallback,
         )
         size = 0
+
+
+def file_time(seconds: float) -> str:
+    """Return a file's time, given in seconds from 1970, as documents have it. Raises UnreadableFile where it is no date."""
+    try:
+        return format_instant(datetime.fromtimestamp(seconds, tz=UTC))
+    except (ValueError, OverflowError, OSError) as cause:
+        raise UnreadableFile(
+            f"the file's time, {seconds:g} s from 1970, is no date",
+            remedy="set it with `touch`, or load with --undated",
+        ) from cause
 
 
 def _told(error: UnreadableFile) -> str:

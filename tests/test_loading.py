@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from app.errors import UnreadableFile
 from app.writing import Document
 from scripts import sources
 from scripts.client import ApiProblem, ApiUnreachable, Client
@@ -132,6 +133,76 @@ def test_gzipped_lines_are_read(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b'{"id": "a", "text": "x"}\n'))
     [source], _ = sources.find([path])
     assert [item.document for item in sources.read(source, Names())] == [{"id": "a", "text": "x"}]
+
+
+def test_what_is_damaged_is_a_fault_after_what_could_be_read(tmp_path: Path) -> None:
+    lines = b"".join(
+        b'{"id": "%d", "text": "%s"}\n' % (n, os.urandom(40).hex().encode()) for n in range(3000)
+    )
+    whole = gzip.compress(lines)
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 0xFF
+    for name, content in {
+        "cut": whole[: len(whole) // 2],
+        "flipped": bytes(flipped),
+        "no-gzip": b"{}",
+    }.items():
+        path = tmp_path / f"{name}.jsonl.gz"
+        path.write_bytes(content)
+        *before, last = sources.read(_source(path), Names())
+        assert last.where == str(path)
+        assert last.fault
+        assert (name == "no-gzip") == (not before)
+
+
+@pytest.mark.parametrize("seconds", [4e11, -1e11, 1e30])
+def test_a_files_time_that_is_no_date_is_told(seconds: float) -> None:
+    assert sources.file_time(1_700_000_000.5) == "2023-11-14T22:13:20.500Z"
+    with pytest.raises(UnreadableFile, match="is no date") as told:
+        sources.file_time(seconds)
+    assert "--undated" in (told.value.remedy or "")
+
+
+def test_names_that_are_not_utf_8_can_be_told_and_sent(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, content in {
+        b"caf\xe9.txt": b"words",
+        b"caf\xe8.txt": b"",
+        b"caf\xea.jsonl": b"oops\n",
+        b"caf\xeb.csv": b"id,text\na,b,c\n",
+        b"caf\xec.pdf": b"none",
+    }.items():
+        (folder / os.fsdecode(name)).write_bytes(content)
+    named = [folder / os.fsdecode(b"caf\xe9.txt"), folder / os.fsdecode(b"caf\xea.jsonl")]
+    for found, _ in (sources.find([folder]), sources.find(named, prefix="p/")):
+        for source in found:
+            for item in sources.read(source, Names()):
+                (item.where + source.name + str(item.fault) + json.dumps(item.document)).encode()
+                if source.name.endswith(".txt") and item.document:
+                    assert item.document["id"].removeprefix("p/") == "caf\ufffd.txt"
+    with pytest.raises(Unreadable) as told:
+        sources.find([folder / os.fsdecode(b"\xe9")])
+    str(told.value).encode()
+
+
+def test_a_folder_that_cant_be_looked_into_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("words")
+    # So deep that its path is longer than the system takes: true for every user, as missing rights are not.
+    handle = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=handle)
+        inner = os.open("d" * 250, os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(handle)
+    found, _ = sources.find([tmp_path])
+    items = [item for source in found for item in sources.read(source, Names())]
+    assert [item.document["id"] for item in items if item.document] == ["a.md"]
+    [fault] = [item for item in items if item.fault]
+    assert "too long" in str(fault.fault)
+    tally = Loader(Store(), "c").load(found, Names())
+    assert (tally.created, tally.failed) == (1, 1)
 
 
 def test_a_folder_becomes_documents(tmp_path: Path) -> None:
@@ -333,6 +404,33 @@ def test_failures_are_counted_each_and_told_with_their_reason(tmp_path: Path) ->
         "remedy": "shorten it",
     }
     assert tally.to_json()["failed"] == count + 1
+
+
+UNSENDABLE = {
+    "half a surrogate pair": ('"text": "\\ud83d"', "text: holds half of a surrogate pair"),
+    "half a pair as a key": ('"text": "x", "\\ud83d": 1', "metadata.\\ud83d: holds half of a surrogate pair"),
+    "an infinite number": ('"text": "x", "n": 1e999', "metadata.n: holds a number that is not finite"),
+    "one deep inside": ('"text": "x", "metadata": {"k": [{"n": -1e999}]}', "metadata.k: holds a number"),
+}
+
+
+@pytest.mark.parametrize("members, told", UNSENDABLE.values(), ids=UNSENDABLE.keys())
+def test_what_cant_be_sent_fails_alone(tmp_path: Path, members: str, told: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(
+        f'{{"id": "a", "text": "x"}}\n{{"id": "b", {members}}}\n'
+        '{"id": "\\ud83d", "text": "x"}\n{"id": "c", "text": "x"}\n'
+    )
+    store = Store()
+    tally = Loader(store, "c").load([_source(path)], Names())
+    assert store.batches == [(["a", "c"], "true")]
+    assert [(failure.where, failure.id) for failure in tally.failures] == [
+        (f"{path}:2", "b"),
+        (f"{path}:3", "\\ud83d"),
+    ]
+    assert tally.failures[0].reason.startswith(told)
+    assert tally.failures[0].remedy
+    json.dumps(tally.to_json(), ensure_ascii=False).encode()
 
 
 def test_items_that_failed_for_a_passing_reason_are_sent_again_alone(tmp_path: Path) -> None:
