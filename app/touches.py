@@ -89,33 +89,47 @@ class TouchQueue:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="touches")
 
     async def flush(self) -> None:
-        """Write what is waiting now. Never raises for the cluster's troubles: those touches wait for the next time."""
+        """Write what is waiting now. Never raises for the cluster's troubles: those touches wait for the next time.
+
+        Broken off, whatever was not written waits on: touching a document twice with one instant changes nothing.
+        """
         async with self._flushing:
             waiting, self._waiting = self._waiting, {}
-            for (_, tag), entry in waiting.items():
-                instants = entry.instants
-                if not instants:
-                    continue
-                try:
-                    result = await self._touch(instants, entry.collection, entry.within)
-                except Unavailable:
-                    self._put_back(tag, entry, instants)
-                except HalflifeError:
-                    self.failed += len(instants)
-                else:
-                    lost = [
-                        item.id for item in result.items if item.status == "failed" and item.id is not None
-                    ]
-                    self._put_back(tag, entry, {id_: instants[id_] for id_ in lost})
+            try:
+                while waiting:
+                    (_, tag), entry = waiting.popitem()
+                    await self._write(tag, entry)
+            finally:
+                for (_, tag), entry in waiting.items():
+                    self._put_back(tag, entry, entry.instants)
+
+    async def _write(self, tag: str, entry: "_Touches") -> None:
+        instants = entry.instants
+        if not instants:
+            return
+        try:
+            result = await self._touch(instants, entry.collection, entry.within)
+        except Unavailable:
+            self._put_back(tag, entry, instants)
+        except asyncio.CancelledError:
+            self._put_back(tag, entry, instants)
+            raise
+        except HalflifeError:
+            self.failed += len(instants)
+        else:
+            lost = [item.id for item in result.items if item.status == "failed" and item.id is not None]
+            self._put_back(tag, entry, {id_: instants[id_] for id_ in lost})
 
     async def close(self) -> None:
-        """Stop, after one more attempt to write what is waiting."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
-        await self.flush()
+        """Stop, once what is being written is, and after one more attempt to write what is waiting."""
+        task, self._task = self._task, None
+        try:
+            await self.flush()
+        finally:
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
 
     def _put_back(self, tag: str, entry: "_Touches", instants: Mapping[str, datetime]) -> None:
         for id_, at in instants.items():
