@@ -611,6 +611,7 @@ def test_setup_fails_when_the_cluster_refuses(cluster: Cluster, folders: Path) -
     cluster.status = 401
     ended = run_setup(cluster, folders)
     assert ended.returncode != 0
+    assert "ELASTIC_PASSWORD in .env is not what it has" in ended.stderr
     assert len(cluster.requests) == 1
 
 
