@@ -265,7 +265,7 @@ async def livez() -> Response:
 @health.head("/readyz", include_in_schema=False)
 @health.get("/readyz", tags=["health"], summary="Can it serve")
 async def readyz(request: Request) -> Response:
-    """Ask each dependency: ready, degraded (no embedder: words alone are searched; no writes), or 503."""
+    """Ask each dependency, once a second at most: ready, degraded (no embedder: words alone are searched; no writes), or 503."""
     service = service_of(request)
     ready, body = await service.watch.readiness(
         serving=service.ready, keys_usable=service.key_fault() is None

@@ -1,12 +1,13 @@
 """What operators are told of a running service: whether each dependency serves, and counts that only asking tells.
 
-Readiness is asked for when somebody looks; documents and reindexes are counted in the background, so that `/metrics`
+Readiness is asked for when somebody looks, once a second at most; documents and reindexes are counted in the background, so that `/metrics`
 never waits for the cluster. A failing dependency is a finding here, never an exception.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -27,6 +28,8 @@ log = logging.getLogger("halflife")
 CHECK_WITHIN_S: Final = 3.0
 ANSWERED_WITHIN_S: Final = 5.0
 """An embedder that answered so lately is not asked again: a probe of it costs an embedding."""
+LOOKED_WITHIN_S: Final = 1.0
+"""What was found so lately is told again: readiness needs no key, so however many ask, the dependencies are asked once."""
 CENSUS_EVERY_S: Final = 30.0
 TICK_S: Final = 1.0
 
@@ -61,6 +64,8 @@ class Watch:
         self._counted: set[str] = set()
         self._moving: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
+        self._look: asyncio.Task[list[Json]] | None = None
+        self._looked_at = -math.inf
 
     @property
     def guards(self) -> list[Guard]:
@@ -77,9 +82,10 @@ class Watch:
 
     async def close(self) -> None:
         """Stop."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *([] if self._look is None else [self._look])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- readiness
 
@@ -92,11 +98,7 @@ class Watch:
         words alone too.
         """
         checks: dict[str, Json] = {}
-        found = await asyncio.gather(
-            _checked(self._check_cluster),
-            _checked(partial(self._check_embedder, self._embedder)),
-            *(_checked(partial(self._check_other, name)) for name in self._others),
-        )
+        found = await self._found()
         checks["elasticsearch"] = {**found[0], **self._cluster.guard.told()}
         checks["embedder"] = {**found[1], **self._embedder.guard.told()}
         for name, told in zip(self._others, found[2:], strict=True):
@@ -134,6 +136,25 @@ class Watch:
             "cluster_longest_task_ms": checks["elasticsearch"].pop("longest_task_ms", None),
         }
         return ready, {"status": status, "checks": checks, "lag": lag}
+
+    async def _found(self) -> list[Json]:
+        """Return what the cluster and the embedders said, at most `LOOKED_WITHIN_S` ago; who asks meanwhile waits with it."""
+        over = self._look is None or (
+            self._look.done() and time.monotonic() - self._looked_at >= LOOKED_WITHIN_S
+        )
+        if self._look is None or over:
+            self._look = asyncio.create_task(self._ask(), name="readiness")
+        # One of those who wait may hang up.
+        return await asyncio.shield(self._look)
+
+    async def _ask(self) -> list[Json]:
+        found = await asyncio.gather(
+            _checked(self._check_cluster),
+            _checked(partial(self._check_embedder, self._embedder)),
+            *(_checked(partial(self._check_other, name)) for name in self._others),
+        )
+        self._looked_at = time.monotonic()
+        return found
 
     async def _check_cluster(self) -> Json:
         info, health, blocked, versions = await asyncio.gather(

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from app.watching import LOOKED_WITHIN_S
 from scripts import rig as rigs
 from scripts.faulty import misbehaving
 from scripts.rig import (
@@ -279,11 +280,14 @@ async def disk_full(rig: Rig) -> AsyncIterator[Finding]:
         written = await rig.upsert([rig.document("full-1")])
         sent = rig.proxy.asked["_bulk"] - bulks
         searched = await rig.search()
+        # What was found before may be told for as long.
+        await asyncio.sleep(LOOKED_WITHIN_S)
         ready = await rig.ask("GET", "/readyz")
         writable = ready.body.get("checks", {}).get("elasticsearch", {}).get("writable")
     finally:
         await _flood(rig, block=None)
     again = await rig.upsert([rig.document("full-1")])
+    await asyncio.sleep(LOOKED_WITHIN_S)
     back = await rig.ask("GET", "/readyz")
     yield Finding(
         "disk-full", "writes are 507 and not tried again; searches go on; readiness says that it can't be written",

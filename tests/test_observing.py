@@ -1,5 +1,6 @@
 """What operators see: metrics, spans, log lines, readiness, request ids, and the end of a process."""
 
+import asyncio
 import http.server
 import json
 import logging
@@ -11,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -19,9 +21,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from app import logs, moves, observing
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, Overloaded
+from app.guarding import Guard
 from app.metering import Metering
 from app.settings import EmbeddingModel, Settings
+from app.watching import LOOKED_WITHIN_S, Watch
 from scripts.stack import python_command
 from scripts.supervisor import free_port
 from tests.fakes import EmbeddingServer, Reply, RerankServer
@@ -478,6 +482,8 @@ async def test_a_full_disk_is_degraded_and_named(client, collection, cluster):
     index = client.get(f"/v1/collections/{collection}").json()["index"]
     await cluster.put_settings(index, {"index.blocks.read_only_allow_delete": True})
     try:
+        # What was found before may be told for as long.
+        await asyncio.sleep(LOOKED_WITHIN_S)
         answer = client.get("/readyz")
         refused = client.post(
             f"/v1/collections/{collection}/documents", json={"documents": [{"id": "x", "text": "x"}]}
@@ -487,6 +493,67 @@ async def test_a_full_disk_is_degraded_and_named(client, collection, cluster):
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
     assert answer.json()["checks"]["elasticsearch"]["blocked"][index] == ["read_only_allow_delete"]
     assert refused.status_code == 507
+
+
+class Asked:
+    """Stands for a cluster or an embedder that is asked: counts, and answers once it may."""
+
+    def __init__(self, dependency: str) -> None:
+        self.guard = Guard(dependency, places=4, error=lambda told, _: Overloaded(told))
+        self.may = asyncio.Event()
+        self.asked = 0
+        self.dims = self.model = None
+
+    async def info(self, **_: Any) -> Any:
+        self.asked += 1
+        await self.may.wait()
+        return SimpleNamespace(version="9.1.0", name="stand-in")
+
+    async def health(self, **_: Any) -> dict[str, Any]:
+        return {"status": "green"}
+
+    async def blocked(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {}
+
+    async def template_versions(self, *_: Any, **__: Any) -> dict[str, int]:
+        return {}
+
+    async def check(self) -> int:
+        self.asked += 1
+        await self.may.wait()
+        return DIMS
+
+
+async def test_however_many_ask_the_dependencies_are_asked_once() -> None:
+    cluster, embedder = Asked("elasticsearch"), Asked("embedder")
+    watch = Watch(cluster=cluster, embedder=embedder, reranker=None, touches_waiting=lambda: 0)  # type: ignore[arg-type]
+    asking = [asyncio.create_task(watch.readiness(serving=True)) for _ in range(50)]
+    await asyncio.sleep(0)
+    hung_up, *asking = asking
+    hung_up.cancel()
+    await asyncio.sleep(0)
+    cluster.may.set()
+    embedder.may.set()
+    answers = await asyncio.gather(*asking)
+    assert (cluster.asked, embedder.asked) == (1, 1)
+    assert all(ready and body["checks"]["elasticsearch"]["cluster"] == "stand-in" for ready, body in answers)
+    # What the process knows by itself is told at once all the same.
+    ready, body = await watch.readiness(serving=False, keys_usable=False)
+    assert (ready, body["status"], "keys" in body["checks"]) == (False, "stopping", True)
+    assert (cluster.asked, embedder.asked) == (1, 1)
+    await watch.close()
+
+
+async def test_readiness_looks_again_after_a_while() -> None:
+    cluster, embedder = Asked("elasticsearch"), Asked("embedder")
+    cluster.may.set()
+    embedder.may.set()
+    watch = Watch(cluster=cluster, embedder=embedder, reranker=None, touches_waiting=lambda: 0)  # type: ignore[arg-type]
+    for _ in range(2):
+        await watch.readiness(serving=True)
+        await asyncio.sleep(LOOKED_WITHIN_S)
+    assert cluster.asked == 2
+    await watch.close()
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
