@@ -85,8 +85,10 @@ def create_app(settings: Settings) -> FastAPI:
                 opened.push_async_callback(rewriter.close)
             sandbox = _sandbox(settings)
             opened.callback(sandbox.close)
+            deadline = time.monotonic() + settings.startup_wait_s
             service = await _start(
                 settings,
+                deadline=deadline,
                 cluster=cluster,
                 embedder=embedder,
                 embedders=embedders,
@@ -108,8 +110,8 @@ def create_app(settings: Settings) -> FastAPI:
             opened.push_async_callback(_within, CLOSE_WITHIN_S, service.searchlog.close)
             opened.push_async_callback(_within, CLOSE_WITHIN_S, service.votes.close)
             if settings.search_log_rate > 0:
-                await service.searchlog.start()
-                await service.votes.start()
+                for install in (service.searchlog.start, service.votes.start):
+                    await _patiently(install, ClusterUnavailable, deadline, "Elasticsearch")
             app.state.service = service
             service.ready = True
             log.info("ready: %s, model %s with %d dims", ", ".join(cluster.urls), service.model, service.dims)
@@ -348,6 +350,7 @@ def _now() -> datetime:
 async def _start(
     settings: Settings,
     *,
+    deadline: float,
     cluster: Cluster,
     embedder: Embedder,
     embedders: Embedders,
@@ -355,8 +358,7 @@ async def _start(
     rewriter: Rewriter | None,
     sandbox: Sandbox,
 ) -> Service:
-    """Return the service, everything it needs having answered and fitting together."""
-    deadline = time.monotonic() + settings.startup_wait_s
+    """Return the service, everything it needs having answered and fitting together by that time of the clock."""
     await _patiently(cluster.check_version, ClusterUnavailable, deadline, "Elasticsearch")
     dims = await _patiently(embedder.check, EmbedderUnavailable, deadline, "the embedding server")
     await _patiently(

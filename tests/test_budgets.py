@@ -31,7 +31,8 @@ class Relay:
     """Stands before the node on a port of its own; use as a context manager.
 
     `paths` are those of the requests that came and were not closing something. A request whose path holds `hold` is not handed on: `held` counts
-    these, `left` those of them whose caller closed the connection.
+    these, `left` those of them whose caller closed the connection. One whose path holds a key of `breaks` is broken off,
+    as often as that says.
     """
 
     def __init__(self, node_url: str) -> None:
@@ -39,6 +40,7 @@ class Relay:
         self._host, self._node_port = parts.hostname or "", parts.port or 9200
         self.paths: list[str] = []
         self.hold = ""
+        self.breaks: dict[str, int] = {}
         self.held = self.left = 0
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -100,6 +102,9 @@ class Relay:
                 # A point in time of a search before is closed behind its answer.
                 if (begun[1], path) != (b"DELETE", "/_pit"):
                     self.paths.append(path)
+                for broken in [each for each in self.breaks if self.breaks[each] and each in path]:
+                    self.breaks[broken] -= 1
+                    return
                 if self.hold and self.hold in path:
                     self.held += 1
                     while await reader.read(65_536):
@@ -277,6 +282,19 @@ def test_a_write_gives_up_an_embedder_that_answers_nobody(relay, embedding, coll
     assert answer.headers["retry-after"]
     assert [item["status"] for item in told["items"]] == ["failed"]
     until(lambda: embedding.abandoned == abandoned + 1)
+
+
+def test_a_cluster_that_is_away_for_a_moment_ends_no_start(node_url, embedding):
+    parts = ("/halflife-mappings", "/halflife-searches", "/halflife-feedback")
+    with Relay(node_url) as shaky:
+        settings = settings_for(shaky.url, embedding.base_url, dims=DIMS, search_log_rate=1.0)
+        with serving(settings):
+            pass
+        assert all(any(path.endswith(part) for path in shaky.paths) for part in parts)
+        shaky.breaks = dict.fromkeys(parts, 4)
+        with serving(settings) as running:
+            assert running.client.get("/readyz").json()["status"] == "ready"
+        assert shaky.breaks == dict.fromkeys(parts, 0)
 
 
 def test_a_reranker_that_hangs_leaves_the_fused_order(client, collection, reranking):
