@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
@@ -73,14 +74,17 @@ class ArchiveWriter:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file; how it is compressed is seen from its first bytes. Raises ValueError if it is cut off."""
+    """Yield the lines of a file; how it is compressed is seen from its first bytes.
+
+    Raises ValueError if it is damaged or cut off.
+    """
     with path.open("rb") as raw:
         head = raw.read(4)
         raw.seek(0)
         try:
             with _decompressed(raw, head) as lines:
                 yield from (line.rstrip(b"\n") for line in lines)
-        except (zstandard.ZstdError, EOFError, gzip.BadGzipFile) as cause:
+        except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile) as cause:
             raise ValueError(f"{path} is damaged or cut off: {cause}") from cause
 
 

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import random
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -243,7 +244,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     yield number, line.rstrip("\r\n")
-        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as cause:
+        except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as cause:
             raise UnreadableSet(f"{path} can't be read as UTF-8 text: {cause}") from cause
 
 

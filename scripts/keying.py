@@ -1,14 +1,17 @@
 """Own the commands `halflife keys …`: making, listing and revoking the bearer keys that a file holds.
 
-A token is shown once, when it is made; the file has its hash. The file is replaced in one step, readable for its
-owner alone, and two commands at once wait for each other. A running service reads it again by itself.
+A token is shown once, when it is made; the file has its hash. The file is replaced in one step, its owner and group being
+kept, readable for others neither before nor after; two commands at once wait for each other. A running service reads it
+again by itself.
 """
 
 import contextlib
 import fcntl
 import json
+import math
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -22,7 +25,16 @@ from scripts.options import JsonOption
 
 FILE_VARIABLE = "HALFLIFE_KEYS_FILE"
 MODE = 0o600
+_MOST_DAYS = 36_500
 PANEL = "The API's keys"
+
+
+def _finite(number: float | None) -> float | None:
+    """Return it unless it is "nan", which every comparison lets pass, or "inf"."""
+    if number is not None and not math.isfinite(number):
+        raise typer.BadParameter("a finite number is needed")
+    return number
+
 
 FileOption = Annotated[
     Path | None,
@@ -60,7 +72,15 @@ def create(
     ] = None,
     days: Annotated[
         float | None,
-        typer.Option("--days", min=0.001, metavar="N", help="Days until it expires.", show_default=False),
+        typer.Option(
+            "--days",
+            min=0.001,
+            max=_MOST_DAYS,
+            metavar="N",
+            help=f"Days until it expires, at most {_MOST_DAYS}.",
+            show_default=False,
+            callback=_finite,
+        ),
     ] = None,
     rate: Annotated[
         float | None,
@@ -70,6 +90,7 @@ def create(
             metavar="N",
             help="Requests a second, instead of HALFLIFE_RATE_PER_S.",
             show_default=False,
+            callback=_finite,
         ),
     ] = None,
     file: FileOption = None,
@@ -238,17 +259,27 @@ def _editing(file: Path) -> Iterator[tuple[Sequence[Any], Callable[[Sequence[Any
     file = file.resolve()
     lock = file.with_name(f".{file.name}.lock")
     with lock.open("w") as held:
-        lock.chmod(MODE)
+        # Made by root, the file's owner could not lock it any more.
+        with contextlib.suppress(PermissionError, FileNotFoundError):
+            os.fchmod(held.fileno(), MODE)
+            before = file.stat()
+            os.fchown(held.fileno(), before.st_uid, before.st_gid)
         fcntl.flock(held, fcntl.LOCK_EX)
         yield _read(file) if file.exists() else [], write
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write the file anew in one step: whoever reads it sees the old one or the new one, whole."""
+    """Write the file anew in one step: whoever reads it sees the old one or the new one, whole.
+
+    It stays its owner's and its group's, who can read it if they could before. Raises ApiError where this user may not
+    give it to them: the service that reads it would be shut out.
+    """
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
             os.fchmod(out.fileno(), MODE)
+            if file.exists():
+                _hand_over(out.fileno(), file)
             out.write(text)
             out.flush()
             os.fsync(out.fileno())
@@ -261,3 +292,21 @@ def _replace(file: Path, text: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _hand_over(handle: int, file: Path) -> None:
+    """Give a new file the owner and the group of the one that it takes the place of, and what the group may read."""
+    before, now = file.stat(), os.fstat(handle)
+    grouped = bool(before.st_mode & stat.S_IRGRP)
+    if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
+        try:
+            os.fchown(handle, before.st_uid, before.st_gid)
+        except PermissionError as cause:
+            if before.st_uid == now.st_uid and not grouped:
+                return
+            raise ApiError(
+                f"{file} belongs to user {before.st_uid} and group {before.st_gid}, whom this user can't give it back to",
+                remedy="run this as the file's owner or as root, so that the service can still read it",
+            ) from cause
+    if grouped:
+        os.fchmod(handle, MODE | stat.S_IRGRP)

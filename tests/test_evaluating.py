@@ -235,6 +235,15 @@ def test_a_broken_set_says_where(tmp_path: Path, files: Mapping[str, str], told:
         read_set(tmp_path)
 
 
+def test_damaged_questions_are_told(tmp_path: Path) -> None:
+    make(tmp_path, {name: text for name, text in PLAIN.items() if name != "queries.jsonl"})
+    whole = gzip.compress(PLAIN["queries.jsonl"].encode())
+    for damaged in (whole[:-9], whole[:12] + b"\xff\xff\xff" + whole[15:]):
+        (tmp_path / "queries.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(UnreadableSet, match="can't be read as UTF-8"):
+            read_set(tmp_path)
+
+
 def test_an_empty_folder_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(UnreadableSet, match="holds no questions"):
         read_set(tmp_path)

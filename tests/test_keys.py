@@ -3,6 +3,7 @@
 import hmac
 import json
 import logging
+import os
 import stat
 import subprocess
 import sys
@@ -351,6 +352,45 @@ def test_a_key_that_can_not_be_leaves_the_file_as_it_was(tmp_path, arguments, to
     assert told in refused.output
     assert path.read_bytes() == before
     assert "hlf_" not in refused.output
+
+
+@pytest.mark.parametrize(
+    "number", [("--days", "1e9"), ("--days", "nan"), ("--rate", "nan"), ("--rate", "inf")]
+)
+def test_numbers_that_can_not_be_are_wrong_usage(number):
+    refused = run("create", "x", "--collections", "*", "--entry", *number)
+    assert refused.exit_code == cli.USAGE, refused.output
+    assert number[0] in refused.output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("mode, after", [(0o600, 0o600), (0o640, 0o640), (0o644, 0o640)])
+def test_the_file_stays_its_owners(tmp_path, mode, after):
+    path = tmp_path / "keys.json"
+    write(path, entry(id="held"))
+    os.chown(path, 12345, 23456)
+    path.chmod(mode)
+    assert run("create", "new", "--collections", "*", "--file", str(path)).exit_code == 0
+    held = path.stat()
+    assert (held.st_uid, held.st_gid, stat.S_IMODE(held.st_mode)) == (12345, 23456, after)
+    lock = (tmp_path / ".keys.json.lock").stat()
+    assert (lock.st_uid, stat.S_IMODE(lock.st_mode)) == (12345, 0o600)
+
+
+def test_a_file_that_can_not_be_given_back_is_left_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "keys.json"
+    write(path, entry(id="held"))
+    before = path.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    monkeypatch.setattr(os, "fstat", lambda handle: os.stat_result((0o100600, 0, 0, 1, 54321, 0, 0, 0, 0, 0)))
+    refused = run("revoke", "held", "--file", str(path))
+    assert refused.exit_code == 1
+    assert "as the file's owner or as root" in refused.output
+    assert path.read_bytes() == before
 
 
 def test_an_entry_for_the_settings(tmp_path):

@@ -303,6 +303,25 @@ def test_a_line_holds_what_is_stored_and_nothing_twice() -> None:
     assert (id_, version, back["chunks"][0]["text"], "declared" in back) == ("a", 9, "one", False)
 
 
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst"])
+def test_a_damaged_archive_is_told(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    lines = [b'{"n": %d}' % number for number in range(200)]
+    with ArchiveWriter(path).open() as archive:
+        archive.write(lines)
+        archive.finish()
+    whole = path.read_bytes()
+    told = 0
+    for place in range(4, len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            assert list(read_lines(path)) == lines
+        except ValueError as cause:
+            assert "damaged or cut off" in str(cause)  # noqa: PT017 - a few bytes may say nothing of the content
+            told += 1
+    assert told > len(whole) * 0.9
+
+
 def test_an_archive_is_cut_back_to_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.zst"
     with ArchiveWriter(path).open() as archive:
