@@ -19,7 +19,7 @@ RUN useradd --system --uid 10001 --no-create-home --home-dir /nonexistent halfli
  && install -d -o halflife -g halflife /var/cache/halflife
 COPY --from=build /opt/halflife /opt/halflife
 ENV PATH=/opt/halflife/bin:$PATH PYTHONUNBUFFERED=1 \
-    HALFLIFE_HOST=0.0.0.0 HALFLIFE_PORT=8080 HALFLIFE_CACHE=/var/cache/halflife
+    HALFLIFE_HOST=0.0.0.0 HALFLIFE_PORT=8080 HALFLIFE_CACHE=/var/cache/halflife ORT_DISABLE_TELEMETRY=1
 USER halflife
 WORKDIR /var/cache/halflife
 EXPOSE 8080

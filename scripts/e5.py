@@ -26,10 +26,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as PieceTokenizer
 from tokenizers import models, pre_tokenizers
+
+# Before it is loaded: else its wheels write an identifier of this machine to disk and send events to their maker.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime as ort
 
 MODEL_NAME = "multilingual-e5-small"
 DIMENSIONS = 384

@@ -25,6 +25,18 @@ LONG_ENGLISH = (
 )
 LONG_CHINESE = "委员会在春天再次开会，并把决定推迟到新的数据公布之后，届时所有成员都会收到书面通知。" * 20
 
+
+def test_loading_the_engine_notes_and_sends_nothing(tmp_path: Path) -> None:
+    # Where its telemetry is on, it keeps an identifier and a queue of events in the user's cache.
+    environment = {"HOME": str(tmp_path), "PATH": os.environ.get("PATH", "")}
+    loaded = subprocess.run(
+        [sys.executable, "-c", "from scripts import e5; e5.ort.InferenceSession(e5.build_probe())"],
+        env=environment, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (loaded.returncode, loaded.stderr) == (0, "")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
 # Texts the engine survives. Left out: NUL (it stops there), lone surrogates, runs of unknown characters (it counts
 # each, SentencePiece counts the run), decomposed letters (it knows only composed ones), more than 512 tokens.
 COMPARED = {
