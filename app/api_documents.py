@@ -203,17 +203,22 @@ async def delete_many(request: Request, collection: str) -> Response:
     """Delete the named documents, those that a filter matches, or all of them."""
     wanted = parse(DeleteDocuments, await read_json(request))
     service = service_of(request)
-    if wanted.ids is not None:
-        service.limits.check_items(wanted.ids, field="ids")
+    ids, versions = wanted.ids, None
+    if ids is not None:
+        service.limits.check_items(ids, field="ids")
+    elif wanted.documents is not None:
+        service.limits.check_items(wanted.documents)
+        ids = [each.id for each in wanted.documents]
+        versions = [each.if_version for each in wanted.documents]
     if wanted.filter:
         service.limits.check_filter(wanted.filter)
     # What a filter matches is deleted for good, so it is compiled for what the collection declares now.
-    target = (await service.catalog.get(reached(request, collection), fresh=wanted.ids is None)).collection
+    target = (await service.catalog.get(reached(request, collection), fresh=ids is None)).collection
     kept = fence_of(request, target)
     within = None if kept is None else kept.condition
-    if wanted.ids is not None:
+    if ids is not None:
         result = await service.indexer.delete_ids(
-            wanted.ids, collection=target, refresh=wanted.refresh, within=within
+            ids, if_versions=versions, collection=target, refresh=wanted.refresh, within=within
         )
         return answer(_deletion(result))
     clauses = [

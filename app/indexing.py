@@ -427,10 +427,14 @@ class Indexer:
         ids: Sequence[Any],
         *,
         collection: Collection,
+        if_versions: Sequence[int | None] | None = None,
         refresh: RefreshWhen = "false",
         within: Condition | None = None,
     ) -> BulkResult:
-        """Delete documents by id; what is not there is `not_found`, which is no failure."""
+        """Delete documents by id; what is not there is `not_found`, which is no failure.
+
+        `if_versions`: for each id the version that it must have, else it is a conflict; None for any.
+        """
         writer, report = self._writer(collection), Report(len(ids), named="ids")
         for wave in in_waves(ids):
             changes = []
@@ -440,7 +444,15 @@ class Indexer:
                 except InvalidItem as error:
                     report.fail(position, documents.id_of(ids[position]), error)
                 else:
-                    changes.append(_Change(position, id_, self._burying(id_, within), deletes=True))
+                    changes.append(
+                        _Change(
+                            position,
+                            id_,
+                            self._burying(id_, within),
+                            if_version=None if if_versions is None else if_versions[position],
+                            deletes=True,
+                        )
+                    )
             await self._change(writer, changes, report, whole=False, within=within)
         # What is gone already may have been deleted a moment ago, without a refresh.
         if refresh != "false" and (report.stored or report.missing):

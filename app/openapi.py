@@ -169,6 +169,10 @@ PATCH_EXAMPLES = {
 }
 DELETE_EXAMPLES = {
     "ids": {"summary": "By ids", "value": {"ids": ["leave-2026"]}},
+    "documents": {
+        "summary": "Only as it was when it was read",
+        "value": {"documents": [{"id": "leave-2026", "if_version": 114013171875000000}]},
+    },
     "filter": {"summary": "By filter", "value": {"filter": {"source": "drafts"}}},
 }
 COLLECTION_EXAMPLES = {

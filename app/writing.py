@@ -190,13 +190,23 @@ class PatchDocuments(Value):
     refresh: Refresh = "false"
 
 
+class DeletedDocument(Value):
+    """A document to delete."""
+
+    id: DocumentId
+    if_version: Revision | None = Field(
+        None, description="Delete only if the stored `version` is this one; else its status is `conflict`."
+    )
+
+
 class DeleteDocuments(Value):
-    """What to delete: ids, or a filter, or everything."""
+    """What to delete: ids, or documents as they were seen, or a filter, or everything."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [
                 {"required": ["ids"], "properties": {"ids": {"type": "array"}}},
+                {"required": ["documents"], "properties": {"documents": {"type": "array"}}},
                 {"required": ["filter"], "properties": {"filter": {"type": "object"}}},
                 {"required": ["delete_all"], "properties": {"delete_all": {"const": True}}},
             ]
@@ -204,6 +214,9 @@ class DeleteDocuments(Value):
     )
 
     ids: Annotated[list[DocumentId], Field(min_length=1, max_length=MAX_ITEMS)] | None = None
+    documents: Annotated[list[DeletedDocument], Field(min_length=1, max_length=MAX_ITEMS)] | None = Field(
+        None, description="By id too, each only while nobody has written it since it was read (`if_version`)."
+    )
     filter: Filter | None = None
     delete_all: bool = Field(False, description="Must be true to delete every document.")
     refresh: Refresh = "false"
@@ -212,14 +225,20 @@ class DeleteDocuments(Value):
     def _one_way(self) -> Self:
         given = [
             name
-            for name, there in (("ids", self.ids), ("filter", self.filter), ("delete_all", self.delete_all))
+            for name, there in (
+                ("ids", self.ids),
+                ("documents", self.documents),
+                ("filter", self.filter),
+                ("delete_all", self.delete_all),
+            )
             if there
         ]
         if self.filter is not None and not self.filter:
             raise invalid("`filter` is empty and would match everything", "set `delete_all` to true for that")
         if len(given) != 1:
             raise invalid(
-                "exactly one of `ids`, `filter` and `delete_all` (as true) must be given", "keep one of them"
+                "exactly one of `ids`, `documents`, `filter` and `delete_all` (as true) must be given",
+                "keep one of them",
             )
         return self
 

@@ -519,12 +519,32 @@ def test_a_cursor_goes_on_by_its_own_size(client, collection):
 
 @pytest.mark.parametrize("body, field", [
     ({}, None), ({"filter": {}}, "filter"), ({"ids": ["a"], "delete_all": True}, None), ({"ids": []}, "ids"),
-    ({"delete_all": False}, None), ({"delete_all": "yes"}, "delete_all"),
+    ({"delete_all": False}, None), ({"delete_all": "yes"}, "delete_all"), ({"documents": [{"id": "kept"}], "ids": ["kept"]}, None),
+    ({"documents": [{"id": "kept", "if_versoin": 1}]}, "documents[0].if_versoin"),
 ])  # fmt: skip
 def test_a_delete_says_what_exactly(client, collection, body, field):
     upsert(client, collection, {"id": "kept", "text": "kept"})
     problem(client.post(f"/v1/collections/{collection}/documents/delete", json=body), 422)
     assert client.get(f"/v1/collections/{collection}/documents/kept").status_code == 200
+
+
+def test_a_delete_may_ask_for_a_version(client, collection):
+    upsert(
+        client, collection, *({"id": id_, "text": "as read"} for id_ in ("same", "changed", "gone", "any"))
+    )
+    path = f"/v1/collections/{collection}/documents"
+    read = {each["id"]: each["version"] for each in client.get(path).json()["documents"]}
+    upsert(client, collection, {"id": "changed", "text": "written since"})
+    client.delete(f"{path}/gone")
+    wanted = [{"id": id_, "if_version": read[id_]} for id_ in ("same", "changed", "gone")]
+    told = client.post(
+        f"{path}/delete", json={"documents": [*wanted, {"id": "any"}], "refresh": "true"}
+    ).json()
+    assert [item["status"] for item in told["items"]] == ["deleted", "conflict", "not_found", "deleted"]
+    assert (told["deleted"], told["failed"]) == (2, 1)
+    assert told["items"][1]["version"] > read["changed"]
+    assert "its version is another" in told["items"][1]["error"]["detail"]
+    assert [each["id"] for each in client.get(path).json()["documents"]] == ["changed"]
 
 
 def test_delete_by_filter_counts_truly(client, collection):

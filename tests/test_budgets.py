@@ -376,6 +376,11 @@ OVER: dict[str, tuple[str, dict[str, Any], str]] = {
     "queries": ("/v1/search", {"queries": ["x"] * 4}, "queries"),
     "documents": ("documents", {"documents": [{"id": f"{at}", "text": "x"} for at in range(6)]}, "documents"),
     "ids": ("documents/delete", {"ids": list("abcdef")}, "ids"),
+    "documents to delete": (
+        "documents/delete",
+        {"documents": [{"id": id_} for id_ in "abcdef"]},
+        "documents",
+    ),
     "a delete's filter": ("documents/delete", {"filter": {"lang": list("abcdefghijk")}}, "filter.lang"),
 }
 

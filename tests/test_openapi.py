@@ -108,6 +108,8 @@ def test_a_batch_in_the_schema_is_what_is_taken(value: Any, expected: bool):
         ("DocumentPatch", {"id": "a", "if_version": 3}, False),
         ("DeleteDocuments", {"ids": ["a"], "filter": None, "delete_all": False}, True),
         ("DeleteDocuments", {"ids": ["a"], "delete_all": True}, False),
+        ("DeleteDocuments", {"documents": [{"id": "a"}, {"id": "b", "if_version": 3}]}, True),
+        ("DeleteDocuments", {"documents": [{"id": "a"}], "ids": ["a"]}, False),
         ("DeleteDocuments", {"filter": {}}, False),
         ("DeleteDocuments", {}, False),
         ("CollectionOptions", {"declared": {"price": "double"}}, True),

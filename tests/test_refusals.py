@@ -11,7 +11,15 @@ from app import documents, refusals
 from app.asking import Feedback, FeedbackItem, NextPage, Search, SearchBatch, Why
 from app.collection import Collection, CollectionOptions, SynonymSet
 from app.errors import InvalidRequest
-from app.writing import DeleteDocuments, Document, DocumentPatch, FileForm, PatchDocuments, Upsert
+from app.writing import (
+    DeletedDocument,
+    DeleteDocuments,
+    Document,
+    DocumentPatch,
+    FileForm,
+    PatchDocuments,
+    Upsert,
+)
 
 WHOLE: dict[type[BaseModel], dict[str, Any]] = {
     Search: {"collection": "c", "query": "x"},
@@ -24,6 +32,7 @@ WHOLE: dict[type[BaseModel], dict[str, Any]] = {
     DocumentPatch: {"id": "x", "lang": "en"},
     PatchDocuments: {"documents": [{}]},
     DeleteDocuments: {"ids": ["x"]},
+    DeletedDocument: {"id": "x"},
     Upsert: {"documents": [{}]},
     FileForm: {},
     CollectionOptions: {},

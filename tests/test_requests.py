@@ -471,7 +471,11 @@ def test_a_patch_names_what_it_changes() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [{}, {"filter": {}}, {"ids": []}, {"ids": ["a"], "filter": {"lang": "en"}}, {"delete_all": False}, {"delete_all": "true"}],
+    [
+        {}, {"filter": {}}, {"ids": []}, {"ids": ["a"], "filter": {"lang": "en"}}, {"delete_all": False}, {"delete_all": "true"},
+        {"documents": []}, {"documents": ["a"]}, {"documents": [{"id": "a"}], "ids": ["a"]}, {"documents": [{"if_version": 1}]},
+        {"documents": [{"id": "a", "if_version": 0}]}, {"documents": [{"id": ""}]},
+    ],
     ids=str,
 )  # fmt: skip
 def test_deletes_are_refused(value: Any) -> None:

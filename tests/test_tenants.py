@@ -468,6 +468,7 @@ def test_a_patch_stays_inside(a, root, shared, name):
 
 @pytest.mark.parametrize("body, deleted, left", [
     ({"ids": ["a0", "b0", "nobody", "zzz"]}, 1, {"a1", "a2"}),
+    ({"documents": [{"id": "a0"}, {"id": "b0"}, {"id": "nobody", "if_version": 1}, {"id": "zzz", "if_version": 1}]}, 1, {"a1", "a2"}),
     ({"filter": {"tenant": "b"}}, 0, {"a0", "a1", "a2"}),
     ({"filter": {"id": ["a0", "b0", "b1"]}}, 1, {"a1", "a2"}),
     ({"filter": {"not": {"tenant": "a"}}}, 0, {"a0", "a1", "a2"}),
@@ -480,8 +481,8 @@ def test_deletes_stay_inside(a, root, shared, body, deleted, left):
     assert answer.status_code == 200, answer.text
     assert answer.json()["deleted"] == deleted
     statuses = {item["id"]: item["status"] for item in answer.json()["items"]}
-    assert not {"b0", "b1", "b2", "nobody"} & statuses.keys() or body.get("ids")
-    if "ids" in body:
+    assert not {"b0", "b1", "b2", "nobody"} & statuses.keys() or {"ids", "documents"} & body.keys()
+    if {"ids", "documents"} & body.keys():
         assert statuses == {"a0": "deleted", "b0": "not_found", "nobody": "not_found", "zzz": "not_found"}
     there = {found["id"] for found in root.get(path).json()["documents"]}
     assert there == left | {"b0", "b1", "b2", "nobody", "both"}
@@ -524,6 +525,7 @@ def test_touches_stay_inside(a, root, shared):
     ("POST", "/v1/collections/NAME/documents", {"documents": [{"id": "x", "text": "x"}]}),
     ("PATCH", "/v1/collections/NAME/documents", {"documents": [{"id": "x", "lang": "en"}]}),
     ("POST", "/v1/collections/NAME/documents/delete", {"ids": ["x"]}),
+    ("POST", "/v1/collections/NAME/documents/delete", {"documents": [{"id": "x", "if_version": 1}]}),
     ("POST", "/v1/collections/NAME/documents/delete", {"filter": {"lang": "en"}}),
     ("POST", "/v1/collections/NAME/documents/delete", {"delete_all": True}),
 ])  # fmt: skip
