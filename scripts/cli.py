@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,13 +19,15 @@ import typer
 from scripts import collecting, judgements, keying, kibana, quality, reindexing, synonyms, tune
 from scripts.client import ApiError, ApiUnreachable, Client, as_commands, find_url
 from scripts.distribution import LocalStackError
-from scripts.options import CollectionOption, DataOption, JsonOption, KeyOption, UrlOption
+from scripts.options import CollectionOption, DataOption, JsonOption, KeyOption, UrlOption, named_source
 from scripts.stack import NothingRuns, Options, State, data_folder
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from scripts.loading import Tally
+    from scripts.pruning import Pruned
+    from scripts.sources import Read
 
 FAILED, USAGE, UNREACHABLE, DEGRADED, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -402,6 +404,31 @@ def load(
     id_prefix: Annotated[
         str, typer.Option(metavar="TEXT", help="Put before the ids that files get from their names.")
     ] = "",
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The `source` of all documents that bring none of their own.",
+            callback=named_source,
+            show_default=False,
+        ),
+    ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune", help="Then delete what has the source NAME in the collection and was not loaded now."
+        ),
+    ] = False,
+    prune_most: Annotated[
+        bool,
+        typer.Option("--prune-most", help="The same, also where that is more than half of what NAME has."),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Read everything, store and delete nothing; say what --prune would delete."
+        ),
+    ] = False,
     failures: Annotated[
         Path | None,
         typer.Option(
@@ -428,27 +455,44 @@ def load(
     A line, file or folder that can't be read or stored is told with its reason at the end; the rest goes on. A
     document loaded again takes the place of its earlier version.
 
+    With --source NAME --prune, what the same source brought before and is gone by now (files deleted or renamed, rows
+    taken out, files emptied) is deleted after the load: documents of the collection whose `source` is NAME and whose id
+    this load did not bring. So one load must name everything that belongs to NAME. Nothing is deleted if anything could not be read
+    or stored, if nothing was loaded, or if that is more than half of what NAME had (--prune-most deletes it). A
+    document that brings another `source` is refused then. Files that are there but passed over keep their documents, and so does what
+    somebody else has written since the load began. Of standard input, an early end can't be told from the end.
+
     \b
     Examples:
       halflife load corpus.jsonl --collection handbook
+      halflife load docs/ -c docs --source wiki --prune
       halflife load docs/ report.pdf -c docs
       halflife load faq.csv -c faq --text-field answer --title-field question
       jq -c '.[]' articles.json | halflife load - -c news --id-field slug --time-field published
 
-    Exit codes: 0 all stored; 1 some failed, or the API refused; 3 nobody answers; 130 interrupted.
+    Exit codes: 0 all stored, and all pruned that was to be; 1 some failed, the API refused, or pruning was
+    refused; 2 wrong usage; 3 nobody answers; 130 interrupted.
     """
     from contextlib import ExitStack
 
     from scripts import sources
     from scripts.loading import Failure, Loader
+    from scripts.pruning import Pruner, sourced
 
+    prune = prune or prune_most
+    if prune and source is None:
+        raise typer.BadParameter(
+            "what is pruned is what has one source: give --source NAME", param_hint="--prune"
+        )
     try:
         found, passed = sources.find(paths, prefix=id_prefix)
     except sources.Unreadable as cause:
         raise CommandFailed(str(cause)) from cause
     names = sources.Names(id_field, title_field, text_field, time_field, given="with --id-field")
     if passed and not as_json:
-        say(f"{len(passed)} other files in the folders are passed over: {_some(passed)}")
+        say(
+            f"{len(passed)} other files in the folders are passed over: {_some([each.where for each in passed])}"
+        )
     with ExitStack() as held:
         client = held.enter_context(Client(find_url(url, data), key=key))
         # Nobody there: told at once. Once there, it may go away for a while.
@@ -461,6 +505,16 @@ def load(
 
         total = sum(source.size for source in found)
         progress, report = held.enter_context(_progress(total, hidden=as_json))
+        pruner = None
+        prepare: Callable[[Read], Read] = lambda item: item  # noqa: E731 - one of three
+        if prune and source is not None:
+            pruner = Pruner(
+                client, collection, source, passed=passed, most=prune_most, batch=batch, report=report
+            )
+            pruner.note()
+            prepare = pruner.see
+        elif source is not None:
+            prepare = partial(sourced, source=source)
         loader = Loader(
             client,
             collection,
@@ -469,17 +523,41 @@ def load(
             report=report,
             on_failure=keep,
             file_times=not undated,
+            prepare=prepare,
         )
+        tally = loader.tally
+        read, loaded = 0, False
         try:
-            tally = loader.load(found, names)
+            if dry_run:
+                read = loader.rehearse(found, names)
+            else:
+                loader.load(found, names)
+            loaded = True
+            if pruner is not None:
+                pruner.judge(tally, brought=read or tally.stored)
+                if not dry_run:
+                    pruner.prune()
         except KeyboardInterrupt:
-            tally = loader.tally
+            tally.interrupted = True
+            if pruner is not None and not loaded:
+                pruner.judge(tally, brought=0)
         except ApiError:
-            if loader.tally.stored:
-                say(f"Before that: {loader.tally.line()}")
+            if tally.stored:
+                say(f"Before that: {tally.line()}")
+            if pruner is not None and pruner.result.deleted:
+                say(f"Before that: {len(pruner.result.deleted)} documents pruned")
             raise
+    pruned = None if pruner is None else pruner.result
     if as_json:
-        typer.echo(json.dumps({**tally.to_json(), "passed_over": passed}, ensure_ascii=False))
+        facts = {
+            **tally.to_json(),
+            "passed_over": [each.where for each in passed],
+            "dry_run": dry_run,
+            "read": read if dry_run else None,
+            "source": source,
+            "prune": None if pruned is None else pruned.to_json(),
+        }
+        typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
         for failure in tally.failures:
             say(f"✗ {failure.where}{f' ({failure.id})' if failure.id else ''}: {failure.reason}")
@@ -499,14 +577,46 @@ def load(
                 "to its own: if it is not when they were written, give them a date (a front matter's `date:`), or load them "
                 "with --undated."
             )
-        typer.echo(tally.line())
+        typer.echo(
+            f"Dry run: {read} documents read, {tally.failed} failed; nothing is stored or deleted."
+            if dry_run
+            else tally.line()
+        )
+        if pruned is not None:
+            _tell_pruned(pruned, dry_run=dry_run)
     if loader.abandoned:
         # Threads wait for answers still; they would hold the process back.
         sys.stdout.flush()
         os._exit(INTERRUPTED)
     if tally.interrupted:
         return INTERRUPTED
-    return FAILED if tally.failed else 0
+    return FAILED if tally.failed or not (pruned is None or pruned.ok) else 0
+
+
+def _tell_pruned(pruned: "Pruned", *, dry_run: bool) -> None:
+    """Say what of a source is gone, and what was not deleted and why."""
+    for failure in pruned.failures:
+        say(f"✗ {failure.id} is not deleted: {failure.reason}")
+        if failure.remedy:
+            say(f"    {failure.remedy}")
+    if pruned.changed:
+        say(
+            f"{len(pruned.changed)} documents were not loaded and stay, since somebody has written them meanwhile: "
+            f"{_some(pruned.changed)}"
+        )
+    if pruned.kept:
+        say(
+            f"{len(pruned.kept)} documents were not loaded and stay, since their files are there and passed over: "
+            f"{_some(pruned.kept)}"
+        )
+    of = f"of the {pruned.had} documents that source '{pruned.source}' had"
+    if pruned.refused is not None:
+        gone = f": {_some(pruned.gone)}" if pruned.gone else ""
+        say(f"Not pruned: {pruned.refused}{gone}\n    {pruned.remedy}")
+        return
+    ids = pruned.gone if dry_run else pruned.deleted
+    told = f"{len(ids)} {of}{f': {_some(ids)}' if ids else ''}"
+    typer.echo(f"--prune would delete {told}" if dry_run else f"Pruned {told}")
 
 
 def _some(names: Sequence[str], *, shown: int = 5) -> str:

@@ -3,6 +3,7 @@
 Returns plain JSON as the API sent it and prints nothing. Retries only what its caller asks to have retried.
 """
 
+import json
 import math
 import os
 import random
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from scripts.stack import DEFAULT_PORT, asked_for
 
@@ -160,6 +161,32 @@ class Client:
             f"{_collection(collection)}/documents",
             {"documents": documents, "refresh": refresh},
             timeout_s=_WRITE_TIMEOUT_S,
+        )
+
+    def page(
+        self, collection: str, *, only: Mapping[str, Any] | None = None, cursor: str | None = None
+    ) -> Json:
+        """Return a page of the documents that a filter matches, in id order; `cursor` of one leads to the next."""
+        asked = {"cursor": cursor} if cursor else {"filter": json.dumps(only, ensure_ascii=False)}
+        return self._object("GET", f"{_collection(collection)}/documents?{urlencode(asked)}")
+
+    def document(self, collection: str, id_: str) -> Json | None:
+        """Return one document as it is now, None if it is not there."""
+        try:
+            return self._object("GET", f"{_collection(collection)}/documents/{quote(id_, safe='')}")
+        except ApiProblem as problem:
+            if problem.status == 404:
+                return None
+            raise
+
+    def delete(
+        self, collection: str, documents: Sequence[Mapping[str, Any]], *, refresh: str = "false"
+    ) -> Json:
+        """Delete documents, given as objects of `id` and, if it must be that one, `if_version`."""
+        return self._object(
+            "POST",
+            f"{_collection(collection)}/documents/delete",
+            {"documents": documents, "refresh": refresh},
         )
 
     def count(self, collection: str) -> int | None:

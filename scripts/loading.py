@@ -143,8 +143,10 @@ class Loader:
         on_failure: Callable[[Failure], None] = lambda failure: None,
         sleep: Sleep = time.sleep,
         file_times: bool = True,
+        prepare: Callable[[Read], Read] = lambda item: item,
     ) -> None:
-        self._file_times = file_times
+        """`prepare` gets everything that is read, in order, and returns what is sent or told instead."""
+        self._file_times, self._prepare = file_times, prepare
         self._api, self._batch, self._batch_bytes, self._in_flight = api, batch, batch_bytes, in_flight
         self._patience_s, self._progress, self._report, self._sleep = patience_s, progress, report, sleep
         self._on_failure = on_failure
@@ -164,11 +166,7 @@ class Loader:
         pool = ThreadPoolExecutor(self._in_flight, thread_name_prefix="load")
         sandbox = Sandbox(workers=1, limits=LIMITS)
         try:
-            batches = self._batches(
-                chain.from_iterable(
-                    read(source, names, sandbox=sandbox, file_times=self._file_times) for source in sources
-                )
-            )
+            batches = self._batches(self._read(sources, names, sandbox))
             last: list[Read] | None = None
             for batch in batches:
                 # One batch is held back, so that the last of all can be sent when the others are done and searches
@@ -196,6 +194,20 @@ class Loader:
             self._drain()
             self.tally.seconds = time.monotonic() - begun
         return self.tally
+
+    def rehearse(self, sources: Sequence[Source], names: Names) -> int:
+        """Read everything and send nothing; return how many documents would have been sent. The tally has the faults."""
+        begun = time.monotonic()
+        with Sandbox(workers=1, limits=LIMITS) as sandbox:
+            count = sum(len(batch) for batch in self._batches(self._read(sources, names, sandbox)))
+        self.tally.seconds = time.monotonic() - begun
+        return count
+
+    def _read(self, sources: Sequence[Source], names: Names, sandbox: Sandbox) -> Iterator[Read]:
+        items = chain.from_iterable(
+            read(source, names, sandbox=sandbox, file_times=self._file_times) for source in sources
+        )
+        return map(self._prepare, items)
 
     def _batches(self, items: Iterator[Read]) -> Iterator[list[Read]]:
         batch: list[Read] = []

@@ -20,6 +20,20 @@ def named_collection(name: str | None) -> str | None:
     return name
 
 
+def named_source(name: str | None) -> str | None:
+    """Return the name if it can be a document's `source`."""
+    if name is not None:
+        from app.values import MAX_KEYWORD_CHARS, clean_text
+
+        try:
+            clean_text(name)
+        except ValueError as cause:
+            raise typer.BadParameter(str(cause)) from cause
+        if not name.strip() or len(name) > MAX_KEYWORD_CHARS:
+            raise typer.BadParameter(f"a name is 1 to {MAX_KEYWORD_CHARS} characters, not all of them blank")
+    return name
+
+
 DataOption = Annotated[
     Path | None,
     typer.Option(

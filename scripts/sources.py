@@ -29,6 +29,7 @@ from app.times import format_instant
 __all__ = [
     "LIMITS",
     "Names",
+    "Passed",
     "Read",
     "Source",
     "Unreadable",
@@ -88,14 +89,25 @@ class Source:
         return _spelled(self.path)
 
 
-def find(paths: Sequence[Path], *, prefix: str = "") -> tuple[list[Source], list[str]]:
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A file that a folder holds and that is not read, or a link to a folder; `name` as its documents would be called.
+
+    A link's `name` ends in `/`: those of the folder behind it begin so.
+    """
+
+    where: str
+    name: str
+
+
+def find(paths: Sequence[Path], *, prefix: str = "") -> tuple[list[Source], list[Passed]]:
     """Return the files to read, folders searched in a fixed order, and which files in them were passed over.
 
     Hidden files and folders are left out, symbolic links to folders not followed. `-` is standard input. What can't be
     looked into is a source with a fault. Raises Unreadable for a path that isn't there or holds nothing of use.
     """
     found: list[Source] = []
-    passed: list[str] = []
+    passed: list[Passed] = []
     for path in paths:
         if str(path) == "-":
             found.append(Source(path, "-", 0, lines=True))
@@ -127,6 +139,7 @@ def read(
 ) -> Iterator[Read]:
     """Yield what a file holds, in order. A file that can't be opened or read, or not to its end, is one fault more.
 
+    One without any line or row is empty.
     Without `file_times`, a file whose content names no creation time is undated.
     """
     if source.fault is not None:
@@ -134,11 +147,17 @@ def read(
         return
     try:
         if source.lines:
-            yield from read_lines(source, names)
+            items = read_lines(source, names)
         elif _suffix(source.path) in (".csv", ".tsv"):
-            yield from read_table(source, names)
+            items = read_table(source, names)
         else:
-            yield from read_file(source, names, sandbox=sandbox, file_times=file_times)
+            items = read_file(source, names, sandbox=sandbox, file_times=file_times)
+        nothing = True
+        for item in items:
+            nothing = False
+            yield item
+        if nothing:
+            yield Read(source.where, source.size, empty=True)
     except UnreadableFile as error:
         yield Read(source.where, source.size, fault=_told(error))
     except OSError as cause:
@@ -153,36 +172,43 @@ def _denied(cause: OSError) -> str:
     return f"can't be read: {cause.strerror or cause}"
 
 
-def _in_folder(root: Path, prefix: str) -> tuple[list[Source], list[str]]:
+def _in_folder(root: Path, prefix: str) -> tuple[list[Source], list[Passed]]:
     found: list[Source] = []
-    passed: list[str] = []
+    passed: list[Passed] = []
+
+    def called(path: Path) -> str:
+        return prefix + _spelled(path.relative_to(root))
 
     def unread(path: Path, size: int, cause: OSError) -> None:
-        found.append(
-            Source(path, prefix + _spelled(path.relative_to(root)), size, lines=False, fault=_denied(cause))
-        )
+        found.append(Source(path, called(path), size, lines=False, fault=_denied(cause)))
+
+    def pass_over(path: Path, end: str = "") -> None:
+        passed.append(Passed(_spelled(path) + end, called(path) + end))
 
     for folder, folders, files in os.walk(root, onerror=lambda cause: unread(Path(cause.filename), 0, cause)):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "node_modules")
+        for path in (Path(folder) / name for name in folders):
+            # Not of the path itself, which raises where it can't be looked at.
+            if os.path.islink(path):
+                pass_over(path, "/")
         for name in sorted(files):
             path = Path(folder) / name
             if name.startswith(".") or _suffix(path) not in FOLDER_SUFFIXES:
-                passed.append(_spelled(path))
+                pass_over(path)
                 continue
             try:
                 status = path.stat()
             except FileNotFoundError:
                 # A link to nothing.
-                passed.append(_spelled(path))
+                pass_over(path)
                 continue
             except OSError as cause:
                 unread(path, 0, cause)
                 continue
             if not stat.S_ISREG(status.st_mode):
-                passed.append(_spelled(path))
+                pass_over(path)
                 continue
-            relative = _spelled(path.relative_to(root))
-            found.append(Source(path, prefix + relative, status.st_size, lines=_is_lines(path)))
+            found.append(Source(path, called(path), status.st_size, lines=_is_lines(path)))
     return found, passed
 
 

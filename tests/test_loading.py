@@ -205,6 +205,17 @@ def test_a_folder_that_cant_be_looked_into_is_a_fault(tmp_path: Path) -> None:
     assert (tally.created, tally.failed) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    "name, text", [("x.jsonl", ""), ("x.jsonl", "\n \n"), ("x.csv", "id,text\n"), ("x.md", "")]
+)
+def test_a_file_without_lines_or_rows_is_empty(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    [source], _ = sources.find([tmp_path])
+    assert [(item.document, item.fault, item.empty) for item in sources.read(source, Names())] == [
+        (None, None, True)
+    ]
+
+
 def test_a_folder_becomes_documents(tmp_path: Path) -> None:
     files = {
         "b.md": "Intro\n\n## A heading\ntext",
@@ -244,7 +255,7 @@ def test_a_folder_becomes_documents(tmp_path: Path) -> None:
     }
     assert items["empty.md"].empty
     assert "no text" in str(items["bad.md"].fault)
-    assert passed == [f"{tmp_path}/.x.md", f"{tmp_path}/picture.png"]
+    assert [each.where for each in passed] == [f"{tmp_path}/.x.md", f"{tmp_path}/picture.png"]
     assert [name for name, item in items.items() if item.by_file_time] == [
         "b.md",
         "fence.md",
