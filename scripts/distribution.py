@@ -120,11 +120,15 @@ class Distribution:
 
 
 def default_cache() -> Path:
-    """`$HALFLIFE_CACHE`, else `~/.cache/halflife` (or below `$XDG_CACHE_HOME`)."""
-    if chosen := os.environ.get("HALFLIFE_CACHE"):
+    """Return where what is made once per machine lies: Elasticsearch and the model's graph.
+
+    `$HALFLIFE_CACHE`, else `halflife` in `$XDG_CACHE_HOME`, else in `~/.cache`. A `~` is expanded: no shell has seen
+    what stands in a file of variables.
+    """
+    if chosen := os.environ.get("HALFLIFE_CACHE", "").strip():
         return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "halflife"
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "halflife"
 
 
 # ---- Java ----------------------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as PieceTokenizer
 from tokenizers import models, pre_tokenizers
 
+from scripts.distribution import default_cache
+
 # Before it is loaded: else its wheels write an identifier of this machine to disk and send events to their maker.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
@@ -464,11 +466,6 @@ def _serialised(graph: Any) -> bytes:
 # ----------------------------------------------------------------------------------------------------------- cache
 
 
-def default_cache_dir() -> Path:
-    """Return `$HALFLIFE_CACHE`, or `~/.cache/halflife`."""
-    return Path(os.environ.get("HALFLIFE_CACHE") or Path.home() / ".cache" / "halflife")
-
-
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on `path`, so that processes starting together build once."""
@@ -581,7 +578,7 @@ class E5:
         """Load the packaged weights (or `weights_path`); `auto` takes int8 unless this CPU would saturate."""
         self.weights = Weights(weights_path or find_weights())
         self.tokenizer = Tokenizer(self.weights)
-        cache = cache_dir or default_cache_dir()
+        cache = cache_dir or default_cache()
         if kernel == "auto":
             kernel = "int8" if multiplies_exactly(load_graph(self.weights, "probe", cache)) else "q4"
         self.kernel: Kernel = kernel

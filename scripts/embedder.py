@@ -710,7 +710,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--threads", type=int, help=f"texts in work at once (here: {default_workers()})")
     parser.add_argument(
-        "--cache-dir", type=Path, help="where the model's graph is kept (default: $HALFLIFE_CACHE)"
+        "--cache-dir",
+        type=Path,
+        help="where the model's graph is kept (default: $HALFLIFE_CACHE, else halflife in $XDG_CACHE_HOME or ~/.cache)",
     )
     parser.add_argument(
         "--kernel", choices=["auto", "int8", "q4"], default="auto", help="q4: slower, closest"

@@ -97,8 +97,18 @@ def birth_of(pid: int) -> str | None:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
             return f"{boot}:{rest[19]}"
         return rest[19]
+    return birth_by_ps(pid)
+
+
+def birth_by_ps(pid: int) -> str | None:
+    """Return a process's start time as `ps` has it, or None if it doesn't live."""
     listed = subprocess.run(
-        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+        # It would be written in the caller's language and zone, and another caller's differ.
+        env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
     ).stdout.split()
     return " ".join(listed[1:]) if listed and not listed[0].startswith("Z") else None
 

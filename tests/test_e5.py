@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts import e5
+from scripts import distribution, e5
 
 if importlib.util.find_spec(e5.WEIGHTS_PACKAGE) is None:  # not imported: its engine must not be loaded here
     pytest.skip("the packaged weights are not installed here", allow_module_level=True)
@@ -293,11 +293,28 @@ def test_an_unusable_cache_folder_costs_only_time(model, tmp_path, caplog):
     assert "built at every start" in caplog.text
 
 
-def test_cache_folder_comes_from_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("HALFLIFE_CACHE", str(tmp_path))
-    assert e5.default_cache_dir() == tmp_path
-    monkeypatch.delenv("HALFLIFE_CACHE")
-    assert e5.default_cache_dir() == Path(os.path.expanduser("~")) / ".cache" / "halflife"
+@pytest.mark.parametrize("chosen, base, folder", [
+    ("/large", "/elsewhere", "/large"), ("~/x", None, "~/x"), (None, "/elsewhere", "/elsewhere/halflife"),
+    (None, "~/y", "~/y/halflife"), (" ", "", "~/.cache/halflife"), (None, None, "~/.cache/halflife"),
+])  # fmt: skip
+def test_one_folder_is_the_cache(monkeypatch, chosen, base, folder):
+    for name, value in (("HALFLIFE_CACHE", chosen), ("XDG_CACHE_HOME", base)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert distribution.default_cache() == Path(os.path.expanduser(folder))
+
+
+def test_the_models_graph_lies_in_the_cache(monkeypatch, cache_dir, model, tmp_path):
+    (tmp_path / "halflife").symlink_to(cache_dir)
+    monkeypatch.delenv("HALFLIFE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    before = sorted(cache_dir.iterdir())
+    e5.E5()
+    assert sorted(cache_dir.iterdir()) == before
+    assert not (tmp_path / "home").exists()
 
 
 def test_this_cpu_multiplies_bytes_exactly():

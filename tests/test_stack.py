@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -80,6 +81,19 @@ def test_a_process_is_known_by_its_birth(sleeper: "subprocess.Popen[bytes]") -> 
     os.kill(sleeper.pid, signal.SIGKILL)
     # Not collected yet, it is a zombie: its id is taken, and it doesn't live.
     eventually(lambda: stack.birth_of(sleeper.pid) is None)
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="there is no ps")
+def test_ps_tells_a_birth_alike_in_every_language_and_zone(
+    sleeper: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = stack.birth_by_ps(sleeper.pid)
+    assert here is not None
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    assert stack.birth_by_ps(sleeper.pid) == here
+    sleeper.kill()
+    eventually(lambda: stack.birth_by_ps(sleeper.pid) is None)
 
 
 def test_a_foreign_process_with_the_same_id_is_left_alone(
