@@ -18,8 +18,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from app.asking import Search
-from app.queries import TITLE_BOOST
-from app.ranking import Decay, Fusion, Profile
+from app.queries import DEFAULT_FRESH_MS, TITLE_BOOST
+from app.ranking import Decay, Fusion, Profile, Route
 from app.times import DAY_MS
 from scripts import evaluating, metrics
 from scripts.client import Client
@@ -39,7 +39,7 @@ LEAST_QUESTIONS: Final = 4
 FEW_QUESTIONS: Final = 25
 """Held-out questions below which nothing is sure: with a spread of .25 of nDCG among questions, chance alone moves the mean
 of 25 by 1.96 · .25 / √25 = .1 either way."""
-_SPACE: Final = 2
+_SPACE: Final = 3
 """Raised whenever the space changes, so that no search goes on from figures of another."""
 
 Json = dict[str, Any]
@@ -74,8 +74,14 @@ def fusions() -> tuple[str, ...]:
     return tuple(found)
 
 
-def decays() -> tuple[str, ...]:
-    """Return where age may act: nowhere, where the service decides, in each route, after fusion."""
+def decays(options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Return where age may act: nowhere, where the service decides, in each route, after fusion.
+
+    Under a profile of additive fusion, which adds recency, it must act.
+    """
+    fusion = (options or {}).get("fusion") or {}
+    if fusion.get("method") == "additive":
+        return ("route", "fused")
     return ("off", *(["auto"] if _accepts("auto") else []), "route", "fused")
 
 
@@ -86,28 +92,42 @@ def suggest(trial: "optuna.Trial", start: Mapping[str, Any], groups: Sequence[st
     `title_boost` 0 to 4, a word's weight in the title against one in the text; `decay`,
     `kind`, `half_life_days` 7 to 3650, `text_floor` and `fused_floor` 0 to 0.95, `vector_loss` (1 - the vector routes'
     floor) 0.002 to 0.5; `fresh`, `fresh_days` 7 to 730, `fresh_weight` 0.1 to 1. Parameters that stand for nothing in a
-    profile are not drawn for it.
+    profile are not drawn for it. Routes within a date window belong to `fresh` alone, weights and all. What only 'auto'
+    can do (`fold_superseded`) is left out where another decay is drawn.
     """
     options: Json = json.loads(json.dumps(dict(start)))
     if "fusion" in groups:
         options["fusion"] = _suggest_fusion(trial)
-    routes: list[Json] = options.get("routes") or [{"kind": "text"}, {"kind": "vector"}]
+    routes: list[Json] = options.get("routes") or _default_routes()
+    if "fresh" in groups:
+        routes = [route for route in routes if not _is_fresh(route)] or _default_routes()
     if "routes" in groups:
         share = trial.suggest_float("vector_share", 0.05, 0.95, step=0.05)
-        for route in routes:
-            route["weight"] = round(2 * (share if route["kind"].endswith("vector") else 1 - share), 2)
         boost = round(trial.suggest_float("title_boost", 0.0, 4.0, step=0.25), 2)
         for route in routes:
-            if not route["kind"].endswith("vector"):
+            if _is_fresh(route):
+                continue
+            vector = route["kind"].endswith("vector")
+            route["weight"] = round(2 * (share if vector else 1 - share), 2)
+            if not vector:
                 route["title_boost"] = boost
     if "fresh" in groups:
-        routes = [route for route in routes if not route["kind"].startswith("fresh_")]
         routes += _suggest_fresh(trial)
     if "decay" in groups:
-        options["decay"] = _suggest_decay(trial, routes)
-    if routes != [{"kind": "text"}, {"kind": "vector"}]:
+        options["decay"] = _suggest_decay(trial, routes, decays(options))
+        if options["decay"] != "auto":
+            options.pop("fold_superseded", None)
+    if "routes" in options or routes != _default_routes():
         options["routes"] = routes
     return options
+
+
+def _default_routes() -> list[Json]:
+    return [{"kind": "text"}, {"kind": "vector"}]
+
+
+def _is_fresh(route: Mapping[str, Any]) -> bool:
+    return str(route["kind"]).startswith("fresh_")
 
 
 def _suggest_fusion(trial: "optuna.Trial") -> Json:
@@ -131,8 +151,8 @@ def _suggest_fresh(trial: "optuna.Trial") -> list[Json]:
     return [{"kind": f"fresh_{kind}", "window": f"{days}d", "weight": round(weight, 2)} for kind in kinds]
 
 
-def _suggest_decay(trial: "optuna.Trial", routes: list[Json]) -> Json | str:
-    placement = trial.suggest_categorical("decay", decays())
+def _suggest_decay(trial: "optuna.Trial", routes: list[Json], placements: Sequence[str]) -> Json | str:
+    placement = trial.suggest_categorical("decay", placements)
     for route in routes:
         route.pop("decay", None)
     if placement not in ("route", "fused"):
@@ -156,7 +176,7 @@ def _suggest_decay(trial: "optuna.Trial", routes: list[Json]) -> Json | str:
 def parameters_of(options: Mapping[str, Any], groups: Sequence[str]) -> Json:
     """Return the parameters that stand for a profile, or for what is nearest to it in the space."""
     found: Json = {}
-    routes = options.get("routes") or [{"kind": "text"}, {"kind": "vector"}]
+    routes = options.get("routes") or _default_routes()
     if "fusion" in groups:
         fusion = Fusion.model_validate(options.get("fusion") or {})
         named = f"linear {fusion.normalizer or 'zscore'}" if fusion.method == "linear" else fusion.method
@@ -172,14 +192,16 @@ def parameters_of(options: Mapping[str, Any], groups: Sequence[str]) -> Json:
                 weights[route["kind"]] += route.get("weight", 1.0)
         share = weights["vector"] / (sum(weights.values()) or 1.0)
         found["vector_share"] = min(0.95, max(0.05, round(share * 20) / 20))
-        boosts = [route.get("title_boost") for route in routes if not route["kind"].endswith("vector")]
+        boosts = [route.get("title_boost") for route in routes if route["kind"] == "text"]
         boost = next((each for each in boosts if each is not None), TITLE_BOOST)
         found["title_boost"] = min(4.0, max(0.0, round(boost * 4) / 4))
     if "fresh" in groups:
-        fresh = [route for route in routes if route["kind"].startswith("fresh_")]
+        fresh = [route for route in routes if _is_fresh(route)]
         kinds = {route["kind"].removeprefix("fresh_") for route in fresh}
         found["fresh"] = "both" if len(kinds) == 2 else next(iter(kinds), "none")
         if fresh:
+            days = (Route.model_validate(fresh[0]).window or DEFAULT_FRESH_MS) / DAY_MS
+            found["fresh_days"] = min(730, max(7, round(days)))
             found["fresh_weight"] = min(1.0, max(0.1, round(fresh[0].get("weight", 1.0), 1)))
     if "decay" in groups:
         found |= _decay_parameters(options.get("decay"), routes)

@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from app.asking import Search
+from app.collection import Collection
+from app.planning import make_plan
 from scripts import cli, evaluating, tuning
 from scripts.judged import JudgedSet, Question, read_set
 from scripts.tuning import CannotTune, Gain, Part, SetResult, Task, Trial
@@ -52,6 +54,66 @@ def test_what_is_not_searched_stays_as_it_is() -> None:
     with pytest.raises(CannotTune, match="can't hold `top_k`"):
         tuning.storable({**start, "top_k": 5})
 
+
+FRESH = [{"kind": "text"}, {"kind": "vector"}, {"kind": "fresh_vector", "window": "30d", "weight": 0.3}]
+
+
+def test_no_fresh_route_is_tried_too_where_the_start_has_one() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3))
+    kinds: dict[str, set[tuple[str, ...]]] = {}
+    for _ in range(40):
+        trial = study.ask()
+        options = tuning.suggest(trial, {"routes": FRESH}, ["fresh"])
+        found = tuple(route["kind"] for route in options["routes"])
+        kinds.setdefault(trial.params["fresh"], set()).add(found)
+    assert kinds == {
+        "none": {("text", "vector")},
+        "text": {("text", "vector", "fresh_text")},
+        "vector": {("text", "vector", "fresh_vector")},
+        "both": {("text", "vector", "fresh_text", "fresh_vector")},
+    }
+    # Further routes are further to something: where all of them are within a window, to the two that there are by default.
+    for options in drawn({"routes": FRESH[2:]}, ["fresh"], 20):
+        assert [route["kind"] for route in options["routes"][:2]] == ["text", "vector"]
+
+
+def test_the_weights_of_fresh_routes_are_not_those_of_the_others() -> None:
+    titled = {"kind": "fresh_text", "window": "7d", "weight": 0.2, "title_boost": 3.0}
+    start = {"routes": [*FRESH, titled]}
+    for options in drawn(start, ["routes"], 20):
+        text, vector, *fresh = options["routes"]
+        assert fresh == [FRESH[2], titled]
+        assert text["weight"] + vector["weight"] == pytest.approx(2)
+        assert "title_boost" in text
+    assert tuning.parameters_of(start, ["routes"])["title_boost"] == 1.5
+
+
+@pytest.mark.parametrize("groups", [("decay",), tuning.GROUPS, ("fresh", "routes")])
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"fold_superseded": True},
+        {"fold_superseded": True, "decay": "auto", "routes": FRESH},
+        {"fusion": {"method": "additive"}, "decay": {"hourly_loss": 0.01, "floor": 0}},
+        {"routes": [{"kind": "vector", "decay": {"half_life": "30d"}}], "mmr": {}},
+        {"routes": [{"kind": "vector", "decay": "off"}], "decay": {"rate": 0.1}, "rerank": {}},
+    ],
+)  # fmt: skip
+def test_whatever_the_start_holds_each_trial_is_a_search(
+    start: dict[str, Any], groups: Sequence[str]
+) -> None:
+    found = drawn(start, groups, 60)
+    for options in found:
+        search = Search(collection="c", query="q", **options)
+        make_plan(search, collection=COLLECTION, now_ms=0)
+        tuning.storable(options)
+        if "fold_superseded" in start:
+            assert search.fold_superseded is (options.get("decay") in (None, "auto"))
+
+
+COLLECTION = Collection(
+    name="c", index="halflife-c-1", dims=8, similarity="cosine", declared={}, template_version=1
+)
 
 STARTS: dict[str, dict[str, Any]] = {
     "nothing": {},
