@@ -164,7 +164,8 @@ def _answered(asked: Asked, result: SearchResult, *, window: int, with_text: boo
         "hits": [_hit(hit, rank) for rank, hit in enumerate(shown, start=asked.first_rank)],
         "hit_ages_days": ages or None,
         "hit_decays": [hit.decay for hit in shown if hit.decay is not None] or None,
-        "first_age_days": shown[0].age_days if shown else None,
+        # Of the best hit there is: a later page's first one is not that.
+        "first_age_days": shown[0].age_days if shown and asked.first_rank == 1 else None,
         "median_age_days": statistics.median(ages) if ages else None,
     }  # fmt: skip
 

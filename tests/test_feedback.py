@@ -20,14 +20,14 @@ from app.asking import Search
 from app.collection import Collection
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable
-from app.feedback import Votes, counted_from, judgements
+from app.feedback import JudgedQuery, Votes, counted_from, judgements
 from app.keys import hash_of
 from app.ratings import Ratings, rate
 from app.searchlog import Asked, SearchLog, entry, index_of, marked, query_hash
 from app.settings import Settings
 from app.times import to_ms
 from scripts.judged import read_set
-from scripts.judgements import write
+from scripts.judgements import Written, write
 from tests.fakes import EmbeddingServer
 from tests.service import Running, serving, settings_for
 
@@ -138,6 +138,10 @@ async def test_a_page_is_logged_with_its_ranks(client, collection, cluster):
     entry = await logged(cluster, second["search_id"])
     assert [hit["rank"] for hit in entry["hits"]] == [3, 4]
     assert entry["first_rank"] == 3
+    # Rank 3 is no first hit: charts of first hits count first pages.
+    assert "first_age_days" not in entry
+    assert entry["median_age_days"]
+    assert (await logged(cluster, first["search_id"]))["first_age_days"] == first["hits"][0]["age_days"]
 
 
 async def test_routes_and_decay_are_logged_as_what_they_are(client, collection, cluster):
@@ -730,9 +734,26 @@ async def test_judgements_come_out_of_the_log(client, collection, cluster, tmp_p
     found = [each async for each in judgements(cluster, known)]
     assert [(each.text, dict(each.grades)) for each in found] == [("carry over rule", {good: 2, bad: 0})]
     assert found[0].as_of == datetime(2026, 6, 30, tzinfo=UTC)
-    assert write(found, tmp_path / "judged") == 2
+    assert write(found, tmp_path / "judged") == Written(questions=1, judgements=2, left_out=0)
     read = read_set(tmp_path / "judged")
     assert [(each.text, each.grades) for each in read.questions] == [("carry over rule", {good: 2, bad: 0})]
+
+
+ODD_IDS = ("a\tb", " a", "a\n", "a\rb", "a\u3000")
+
+
+def test_judgements_of_ids_that_no_line_can_hold_are_left_out_and_counted(tmp_path):
+    asked = datetime(2026, 6, 30, tzinfo=UTC)
+    good = {"a b": 2, "x\u2028y": 1, "#1": 0}
+    found = [
+        JudgedQuery("h1", "one", asked, {**good, **dict.fromkeys(ODD_IDS, 1)}),
+        JudgedQuery("h2", "two", asked, dict.fromkeys(ODD_IDS, 1)),
+    ]
+    assert write(found, tmp_path / "judged") == Written(questions=1, judgements=3, left_out=10)
+    [question] = read_set(tmp_path / "judged").questions
+    assert (question.text, question.grades) == ("one", good)
+    assert write(found[1:], tmp_path / "nothing") == Written(questions=0, judgements=0, left_out=5)
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_votes_count_from_the_minute_after_them():
