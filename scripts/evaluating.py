@@ -19,6 +19,7 @@ from app.values import DEFAULT_WINDOW, check_collection
 from scripts import metrics, sources
 from scripts.client import ApiProblem, Client, persist
 from scripts.judged import Corpus, JudgedSet, Question
+from scripts.loading import Failure as LoadFailure
 from scripts.loading import Loader, Tally
 
 DEPTH: Final = 100
@@ -214,6 +215,21 @@ def collection_name(judged_set: JudgedSet) -> str:
     return check_collection(f"eval-{word}-{judged_set.corpus.digest[:10]}")
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What became of a set's documents. `lost` counts those that could not be stored though they can be read."""
+
+    tally: Tally
+    lost: int = 0
+    first: LoadFailure | None = None
+
+    @property
+    def told(self) -> str:
+        """How many documents are lost, and why the first one is."""
+        reason = "" if self.first is None else f": {self.first.where}: {self.first.reason}"
+        return f"{self.lost} documents could not be stored{reason}"
+
+
 def ensure_loaded(
     client: Client,
     collection: str,
@@ -222,7 +238,7 @@ def ensure_loaded(
     keep: bool,
     progress: Callable[[Tally], None] = lambda tally: None,
     report: Report = lambda line: None,
-) -> Tally | None:
+) -> Loaded | None:
     """Load the documents unless they are there, and return what became of them; None where nothing was to do.
 
     Complete is a collection that holds as many documents as the corpus has usable ones. An incomplete one is loaded
@@ -235,13 +251,20 @@ def ensure_loaded(
     if corpus is None:
         raise EvaluationFailed(f"there is no collection '{collection}' and no corpus.jsonl to load into it")
     report(f"Loading {len(corpus.ids)} documents into '{collection}'.")
-    loader = Loader(client, collection, progress=progress, report=report)
+    lost: list[LoadFailure] = []
+
+    def count(failure: LoadFailure) -> None:
+        # What is empty or unreadable was no document before either.
+        if failure.where not in corpus.unusable:
+            lost.append(failure)
+
+    loader = Loader(client, collection, progress=progress, report=report, on_failure=count)
     source = sources.Source(corpus.path, corpus.path.name, corpus.path.stat().st_size, lines=True)
     tally = loader.load([source], corpus.names)
     if not tally.stored:
         first = tally.failures[0].reason if tally.failures else "no document was read"
         raise EvaluationFailed(f"no document could be stored: {first}")
-    return tally
+    return Loaded(tally, len(lost), lost[0] if lost else None)
 
 
 # ---- asking ---------------------------------------------------------------------------------------------------------

@@ -56,13 +56,18 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The documents of a set. `digest` names the file's content; `ids` are those that can be stored."""
+    """The documents of a set. `digest` names the file's content; `ids` are those that can be stored.
+
+    `unusable` says where (file and line) nothing stands or what can't be read; of `repeated` lines, whose id an earlier
+    one has, the last one is stored.
+    """
 
     path: Path
     names: sources.Names
     digest: str
     ids: frozenset[str]
-    unusable: int
+    unusable: frozenset[str]
+    repeated: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ class JudgedSet:
 def read_set(folder: Path, *, qrels: Path | None = None) -> JudgedSet:
     """Return the judged set in a folder.
 
-    `qrels` names other judgements than the folder's own: a path, or a file's name within the folder. Raises
+    `qrels` names other judgements than the folder's own: a file's name, looked for in the folder first, or a path. Raises
     UnreadableSet, naming file and line.
     """
     if not folder.is_dir():
@@ -119,8 +124,8 @@ def read_set(folder: Path, *, qrels: Path | None = None) -> JudgedSet:
         if missing := len(wanted - corpus.ids):
             # They stay in the ideal ranking, as is usual: what can't be found counts as not found.
             notes.append(f"{missing} relevant documents are not in {corpus.path.name}")
-        if corpus.unusable:
-            notes.append(f"{corpus.unusable} lines of {corpus.path.name} are empty, repeated or unreadable")
+        if odd := len(corpus.unusable) + corpus.repeated:
+            notes.append(f"{odd} lines of {corpus.path.name} are empty, repeated or unreadable")
     return JudgedSet(folder.resolve().name, useful, corpus, judged, tuple(notes))
 
 
@@ -128,17 +133,20 @@ def read_corpus(path: Path) -> Corpus:
     """Return what is to be known about a file of documents before it is loaded."""
     names = sources.Names(id=_id_field(path))
     ids: set[str] = set()
-    unusable = 0
+    unusable: set[str] = set()
+    repeated = 0
     for item in sources.read(sources.Source(path, path.name, path.stat().st_size, lines=True), names):
         document = item.document
-        if document is None or document["id"] in ids or not _says_something(document):
-            unusable += 1
+        if document is None or not _says_something(document):
+            unusable.add(item.where)
+        elif document["id"] in ids:
+            repeated += 1
         else:
             ids.add(document["id"])
     if not ids:
         raise UnreadableSet(f"{path} holds no document with an id and a text or title.")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Corpus(path, names, digest, frozenset(ids), unusable)
+    return Corpus(path, names, digest, frozenset(ids), frozenset(unusable), repeated)
 
 
 def read_grades(path: Path) -> dict[str, dict[str, int]]:
@@ -271,7 +279,9 @@ def _first(folder: Path, wanted: Sequence[str]) -> Path | None:
 
 
 def _named(folder: Path, given: Path) -> Path:
-    for path in (given, folder / given):
+    # A bare name is the folder's file, wherever the caller stands.
+    bare = len(given.parts) == 1
+    for path in (folder / given, given) if bare else (given, folder / given):
         if path.is_file():
             return path
     raise UnreadableSet(f"There is no file {given}, nor {folder / given}.")

@@ -90,8 +90,9 @@ def mean(judged: Mapping[str, Figures]) -> Figures:
 class Difference:
     """How a second ranking differs from a first in one figure, question by question.
 
-    `p` is the chance of a mean difference at least this far from 0 if the two were alike (two-sided paired t-test);
-    None where it says nothing: fewer than two questions, or no question that differs.
+    `p` is the chance of a mean difference at least this far from 0 if the two were alike: of a two-sided paired t-test, or,
+    where all questions differ by the same so that nothing spreads, of their signs being all alike, 2^(1-n). None where it
+    says nothing: fewer than two questions, or no question that differs.
     """
 
     figure: str
@@ -127,8 +128,10 @@ def compare(
 
 
 def _chance(gaps: Sequence[float]) -> float | None:
-    if len(gaps) < 2 or max(gaps) - min(gaps) < 1e-12:
+    if len(gaps) < 2 or max(map(abs, gaps)) < 1e-12:
         return None
+    if max(gaps) - min(gaps) < 1e-12:
+        return 2.0 ** (1 - len(gaps))
     # Brought along by pytrec_eval.
     from scipy import stats
 

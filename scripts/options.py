@@ -1,5 +1,6 @@
 """Options that several commands take, each declared once."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,28 @@ def named_source(name: str | None) -> str | None:
         if not name.strip() or len(name) > MAX_KEYWORD_CHARS:
             raise typer.BadParameter(f"a name is 1 to {MAX_KEYWORD_CHARS} characters, not all of them blank")
     return name
+
+
+def writable_file(path: Path | None) -> Path | None:
+    """Return the path if a file can be written there: told before what is to be written takes its time."""
+    if path is not None:
+        if path.is_dir():
+            raise typer.BadParameter(f"{path} is a folder: name a file")
+        if not path.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.parent}: make it first")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise typer.BadParameter(f"{path} can't be written: its permissions forbid it")
+    return path
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that was asked for. Raises ApiError where that fails, as on a full disk."""
+    from scripts.client import ApiError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as cause:
+        raise ApiError(f"{path} can't be written: {cause.strerror or cause}") from cause
 
 
 DataOption = Annotated[

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scripts.client import ApiError, Client, find_url
-from scripts.options import DataOption, JsonOption, KeyOption, UrlOption, named_collection
+from scripts.options import (
+    DataOption,
+    JsonOption,
+    KeyOption,
+    UrlOption,
+    named_collection,
+    writable_file,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
 
 Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
 
-_TESTED = ("ndcg", "map", "mrr", "currency")
 _LIMIT = 0.05
 
 
@@ -117,6 +124,7 @@ def evaluate(
         Path | None,
         typer.Option(
             "--per-query",
+            callback=writable_file,
             metavar="FILE",
             help="Write each question's figures there, JSON Lines or (.tsv) a table.",
             show_default=False,
@@ -140,8 +148,8 @@ def evaluate(
       currency   the best current document stands above the best superseded one (the one that is missing is below)
       stale@1    the first hit is superseded; here less is better
 
-    Several profiles stand side by side; * marks a difference from the first that chance explains in less than 5 % of
-    cases (paired t-test). The worst questions of the first profile are accounted for, as `halflife why` does.
+    Several profiles stand side by side; * marks a difference from the first, of any figure, that chance explains in less
+    than 5 % of cases (paired t-test; signs flipped where all questions differ by the same). The worst questions of the first profile are accounted for, as `halflife why` does.
 
     \b
     Examples:
@@ -163,7 +171,7 @@ def evaluate(
         with Client(find_url(url, data), key=key) as client:
             name = collection or evaluating.collection_name(judged_set)
             with _loading(judged_set, hidden=as_json) as progress:
-                tally = evaluating.ensure_loaded(
+                loaded = evaluating.ensure_loaded(
                     client,
                     name,
                     judged_set.corpus,
@@ -180,17 +188,16 @@ def evaluate(
         raise typer.BadParameter(str(fault), param_hint="--profile") from fault
     except (UnreadableSet, LibraryMissing, evaluating.EvaluationFailed) as fault:
         raise ApiError(str(fault)) from fault
-    if per_query is not None:
-        _write(per_query, list(evaluating.per_query(found)))
     if as_json:
         typer.echo(json.dumps(evaluating.to_json(found), ensure_ascii=False))
     else:
         from scripts import table
 
         table.console().print(report(found))
-    failed = 0 if tally is None else tally.failed - (judged_set.corpus.unusable if judged_set.corpus else 0)
-    if tally is not None and failed > 0:
-        say(f"{failed} documents could not be stored: {tally.failures[-1].reason}")
+    if per_query is not None:
+        _write(per_query, list(evaluating.per_query(found)))
+    if loaded is not None and loaded.lost:
+        say(loaded.told)
         return 1
     return 0
 
@@ -212,7 +219,7 @@ def _write(path: Path, rows: "Sequence[Mapping[str, Any]]") -> None:
         columns = list(dict.fromkeys(name for row in rows for name in row))
         lines = ["\t".join(columns)]
         lines += ["\t".join(_cell(row.get(name)) for name in columns) for row in rows]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_file(path, "\n".join(lines) + "\n")
 
 
 def _cell(value: Any) -> str:
@@ -289,9 +296,7 @@ def _figures(found: "Evaluation") -> "Table":
     for result in found.results:
         mean = result.mean()
         marks = {
-            difference.figure: difference.p
-            for difference in found.comparisons.get(result.profile.name, ())
-            if difference.figure.partition("@")[0] in _TESTED
+            difference.figure: difference.p for difference in found.comparisons.get(result.profile.name, ())
         }
         told.add_row(result.profile.name, *(f"{mean[name]:.3f}{_mark(marks.get(name))}" for name in names))
     return told

@@ -13,7 +13,15 @@ import typer
 
 from scripts.client import ApiError, Client, find_url
 from scripts.collecting import lean
-from scripts.options import DataOption, JsonOption, KeyOption, UrlOption, named_collection
+from scripts.options import (
+    DataOption,
+    JsonOption,
+    KeyOption,
+    UrlOption,
+    named_collection,
+    writable_file,
+    write_file,
+)
 from scripts.stack import data_folder
 
 if TYPE_CHECKING:
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
 
     from scripts.evaluating import Profile
     from scripts.judged import JudgedSet
-    from scripts.tuning import Outcome, Task, Trial
+    from scripts.tuning import Outcome, SetResult, Task, Trial
 
 Register = Callable[..., Callable[[Callable[..., int]], Callable[..., int]]]
 
@@ -96,10 +104,10 @@ def tune(
     top_k: Annotated[int, typer.Option("--top-k", "-k", min=1, max=50, metavar="N", help="Hits that the metric looks at.")] = 10,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write the profile there, JSON, if it gains.", show_default=False),
+        typer.Option("--out", "-o", callback=writable_file, metavar="FILE", help="Write the profile there, JSON, if it gains.", show_default=False),
     ] = None,
     report_to: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write the report there, HTML with plots.", show_default=False)
+        Path | None, typer.Option("--report", callback=writable_file, metavar="FILE", help="Write the report there, HTML with plots.", show_default=False)
     ] = None,
     store: Annotated[
         str | None,
@@ -132,6 +140,10 @@ def tune(
       decay    off, in each route or after fusion; kind, half-life, floors of text and vector routes
       fresh    further routes within a date window: which, how far back, their weight
 
+    With --collection, what --profile leaves open is the collection's default profile's, as in a search, and is written out:
+    so what is measured is what --store and --out give. A profile named by NAME stands by itself. With --metric currency, a
+    guard without pairs of current and superseded documents on either side of the split is judged by nDCG.
+
     A trial costs one search for each training question: --queries 100 on two sets are 120 searches, a few seconds when
     nothing else runs; the questions are embedded once. --trials and --seconds bound it; Ctrl-C ends the search and judges
     the best so far. The same command goes on where an earlier run stopped (a file in the stack's folder remembers); raise
@@ -141,7 +153,8 @@ def tune(
     How to read the end:
       gain       mean over the sets to gain on, with a 95 % interval (questions drawn again) and p (signs flipped)
       p > 0.05   may be chance, "Undecided": ask more questions before you rely on it
-      few        with less than 25 held-out questions, chance moves nDCG by 0.1 either way: too few to tell
+      few        with less than 25 held-out questions (of currency: with pairs), chance moves nDCG by 0.1 either way:
+                 too few to tell, "Undecided"
       --report   plots: each trial's gain, gain against loss, gain against half-life and floors, each set; how sure
                  each parameter is
 
@@ -151,7 +164,7 @@ def tune(
       halflife tune sets/faq -c faq --only decay --metric currency --store recent --out recent.json
       halflife search "…" -c faq --profile recent
 
-    Exit codes: 0 judged, whatever the answer; 1 failed; 2 wrong usage; 3 nobody answers; 130 interrupted before a trial.
+    Exit codes: 0 judged, whatever the answer; 1 failed, or some documents could not be stored; 2 wrong usage; 3 nobody answers; 130 interrupted before a trial.
     """
     from scripts import evaluating, tuning
     from scripts.cli import say
@@ -173,12 +186,17 @@ def tune(
             start = _start(client, profile, collection)
             if store is not None:
                 tuning.storable(start.options)
-            parts = []
+            parts, lost = [], 0
             for at, (name, judged_set) in enumerate(sets):
                 own = collection if at == 0 and collection else evaluating.collection_name(judged_set)
-                evaluating.ensure_loaded(
-                    client, own, judged_set.corpus, keep=at == 0 and collection is not None, report=say
+                loaded = evaluating.ensure_loaded(
+                    client, own, judged_set.corpus, keep=own == collection, report=say
                 )
+                if loaded is not None and loaded.lost:
+                    lost += loaded.lost
+                    say(f"'{own}': {loaded.told}")
+                if own != collection:
+                    _check_own(client, own)
                 training, rest = tuning.split(judged_set.questions, held_out=held_out, seed=seed)
                 parts.append(tuning.Part(name, judged_set, own, at >= len(folders), training, rest))
             task = tuning.Task(
@@ -186,45 +204,54 @@ def tune(
                 as_of=as_of, seed=seed,
             )  # fmt: skip
             _check(task)
+            target = str(into or collection)
+            if store is not None:
+                _held_profiles(client, target)
             journal = folder / "tune" / f"{task.digest()}.journal"
-            if fresh:
-                journal.unlink(missing_ok=True)
-            tuner = tuning.Tuner(client, task, journal, report=say)
-            with _watching(trials, hidden=as_json) as told:
-                interrupted = tuner.search(trials=trials, seconds=seconds, told=told)
-            if interrupted:
-                say("Interrupted: judging the best so far on the held-out questions; again Ctrl-C to leave.")
-            found = tuner.conclude(interrupted=interrupted)
+            with tuning.Tuner(client, task, journal, fresh=fresh, report=say) as tuner:
+                with _watching(trials, hidden=as_json) as told:
+                    interrupted = tuner.search(trials=trials, seconds=seconds, told=told)
+                if interrupted:
+                    say(
+                        "Interrupted: judging the best so far on the held-out questions; again Ctrl-C to leave."
+                    )
+                found = tuner.conclude(interrupted=interrupted)
+            # Whatever happens to what is written: it is told first, since it took long.
+            _tell(found, as_json=as_json)
             if found.take and store is not None:
-                _store(client, str(into or collection), store, found.best.options)
+                _store(client, target, store, found.best.options)
     except evaluating.BadProfile as fault:
         raise typer.BadParameter(str(fault), param_hint="--profile") from fault
     except (UnreadableSet, LibraryMissing, evaluating.EvaluationFailed, tuning.CannotTune) as fault:
         raise ApiError(str(fault)) from fault
+    written = [f"stored as '{store}' in '{target}'"] if found.take and store is not None else []
+    if out is not None and found.take:
+        write_file(out, json.dumps(dict(found.best.options), indent=1) + "\n")
+        written.append(f"profile {out}")
     if report_to is not None:
         from scripts.tuning_page import page
 
-        report_to.write_text(page(found), encoding="utf-8")
-    if out is not None and found.take:
-        out.write_text(json.dumps(dict(found.best.options), indent=1) + "\n", encoding="utf-8")
-    if as_json:
-        typer.echo(json.dumps(tuning.to_json(found), ensure_ascii=False))
-        return 0
-    from scripts import table
-
-    table.console().print(summary(found))
-    written = []
-    if found.take:
-        written += [f"profile {out}"] if out is not None else []
-        written += [f"stored as '{store}' in '{into or collection}'"] if store is not None else []
-    elif out is not None or store is not None:
+        write_file(report_to, page(found))
+        written.append(f"report {report_to}")
+    if not found.take and (out is not None or store is not None):
         places = [str(out)] if out is not None else []
-        places += [f"'{into or collection}'"] if store is not None else []
+        places += [f"'{target}'"] if store is not None else []
         say(f"Nothing is written to {' or '.join(places)}: what you have is to be kept.")
-    written += [f"report {report_to}"] if report_to is not None else []
     if written:
         say("; ".join(written))
+    if lost:
+        say(f"{lost} documents could not be stored: the figures are those of the rest.")
+        return 1
     return 0
+
+
+def _tell(found: "Outcome", *, as_json: bool) -> None:
+    from scripts import table, tuning
+
+    if as_json:
+        typer.echo(json.dumps(tuning.to_json(found), ensure_ascii=False))
+    else:
+        table.console().print(summary(found))
 
 
 def _groups(only: Sequence[str] | None) -> tuple[str, ...]:
@@ -253,7 +280,7 @@ def _read(
         raise typer.BadParameter(f"no folder holds a file {qrels}", param_hint="--qrels")
     found: list[tuple[str, JudgedSet]] = []
     for folder in folders:
-        own = Path(qrels) if qrels is not None and (folder / qrels).is_file() else None
+        own = folder / qrels if qrels is not None and (folder / qrels).is_file() else None
         judged_set = read_set(folder, qrels=own).sample(queries, seed=seed)
         name, number = judged_set.name, 2
         while name in {taken for taken, _ in found}:
@@ -263,17 +290,17 @@ def _read(
 
 
 def _start(client: Client, given: str, collection: str | None) -> "Profile":
-    """Return the profile to start from, one that the collection holds written out.
+    """Return the profile to start from, with all that the collection's profiles give it written out.
 
-    `default` is the collection's own default profile, where it has one.
+    A name stands for that profile alone; all else lies over the collection's default one, as a search's options do.
     """
     from scripts.client import ApiProblem
     from scripts.evaluating import BadProfile, Profile, read_profile
+    from scripts.tuning import settled
 
     profile = read_profile(given)
-    name = profile.options.get("profile")
-    if (name is None and given.strip() != "default") or (name is None and collection is None):
-        return profile
+    options = dict(profile.options)
+    named = options.pop("profile", None)
     held: Mapping[str, Any] = {}
     if collection is not None:
         try:
@@ -281,40 +308,99 @@ def _start(client: Client, given: str, collection: str | None) -> "Profile":
         except ApiProblem as problem:
             if problem.status != 404:
                 raise
-    stored = held.get("profiles") or {}
-    name = name or held.get("default_profile")
-    if name is None:
-        return profile
-    if name not in stored:
-        where = f"the collection '{collection}'" if collection else "no collection is named that could"
-        raise BadProfile(f"there is no profile '{name}': {where} holds {', '.join(sorted(stored)) or 'none'}")
-    return Profile(name, lean(stored[name]))
+    _check_experiment(collection, held)
+    stored, default = held.get("profiles") or {}, held.get("default_profile")
+    for name in (named, default):
+        if name is not None and (fault := (held.get("unreadable") or {}).get(f"profiles.{name}")):
+            raise BadProfile(f"the profile '{name}' of the collection '{collection}' can't be read: {fault}")
+        if name is not None and name not in stored:
+            known = f"the collection '{collection}' holds {', '.join(sorted(stored)) or 'none'}"
+            missing = "no --collection is named that could hold it"
+            raise BadProfile(f"there is no profile '{name}': {known if collection else missing}")
+    chosen = named or default
+    filling = lean(stored[chosen]) if chosen is not None else {}
+    other = lean(stored[default]) if default not in (None, chosen) else None
+    return Profile(
+        chosen if chosen is not None and not options else profile.name,
+        settled(options, base=filling, default=other),
+    )
+
+
+def _check_experiment(collection: str | None, held: Mapping[str, Any]) -> None:
+    """Raise CannotTune where an experiment would deal the trials' searches to its arms."""
+    from scripts.tuning import CannotTune
+
+    experiment = held.get("experiment")
+    # By subject it deals to searches that name one: trials don't.
+    if experiment is not None and experiment.get("by") != "subject":
+        raise CannotTune(
+            f"the experiment '{experiment.get('name')}' would give the trials on '{collection}' profiles of its arms: end it, "
+            f"halflife collections update {collection} --body '{{\"experiment\": null}}'"
+        )
+
+
+def _check_own(client: Client, collection: str) -> None:
+    """Raise CannotTune where a set's own collection would fill what its trials leave out."""
+    from scripts.tuning import CannotTune
+
+    held = client.collection(collection)
+    _check_experiment(collection, held)
+    if held.get("default_profile") is not None:
+        raise CannotTune(
+            f"the default profile of '{collection}' would fill what trials leave out: take it off, "
+            f"halflife collections update {collection} --body '{{\"default_profile\": null}}'"
+        )
 
 
 def _check(task: "Task") -> None:
     from scripts.metrics import CURRENCY
-    from scripts.tuning import CannotTune
+    from scripts.tuning import CannotTune, has_pairs
 
     if task.metric != CURRENCY:
         return
     for part in task.targets:
-        for questions in (part.training, part.held_out):
-            if not any(question.current for question in questions):
-                raise CannotTune(
-                    f"'{part.name}' has no pairs of current and superseded documents to judge currency by: "
-                    "take another --metric, or ask more of its questions"
-                )
+        if not (has_pairs(part.training) and has_pairs(part.held_out)):
+            raise CannotTune(
+                f"'{part.name}' has no pairs of current and superseded documents to judge currency by: "
+                "take another --metric, or ask more of its questions"
+            )
+
+
+_ATTEMPTS = 5
 
 
 def _store(client: Client, collection: str, name: str, options: Mapping[str, Any]) -> None:
-    """Put the profile beside those that the collection holds."""
+    """Put the profile beside those that the collection holds, whoever changes them meanwhile."""
+    from scripts.client import ApiProblem
     from scripts.tuning import storable
 
     made = storable(options).model_dump(mode="json", exclude_none=True, exclude_unset=True)
-    held = {
-        each: lean(profile) for each, profile in (client.collection(collection).get("profiles") or {}).items()
-    }
-    client.put_collection(collection, {"profiles": {**held, name: made}})
+    for attempt in range(_ATTEMPTS):
+        held, revision = _held_profiles(client, collection)
+        try:
+            client.put_collection(collection, {"profiles": {**held, name: made}, "if_revision": revision})
+        except ApiProblem as problem:
+            if problem.status != 409 or attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return
+
+
+def _held_profiles(client: Client, collection: str) -> tuple[dict[str, Any], int]:
+    """Return the profiles that a collection holds, and its revision. Raises CannotTune where one can't be read.
+
+    Profiles are written all at once: one that is not known would be lost.
+    """
+    from scripts.tuning import CannotTune
+
+    held = client.collection(collection)
+    for option, fault in (held.get("unreadable") or {}).items():
+        if option.startswith("profiles."):
+            raise CannotTune(
+                f"the profile '{option.removeprefix('profiles.')}' of '{collection}' can't be read ({fault}) and would be lost: "
+                "write the collection's profiles anew first, or leave --store out"
+            )
+    return {each: lean(profile) for each, profile in (held.get("profiles") or {}).items()}, held["revision"]
 
 
 # ---- while it runs, and its end ---------------------------------------------------------------------------------------
@@ -330,6 +416,15 @@ def _watching(trials: int, *, hidden: bool) -> "Iterator[Callable[[Trial, int], 
         say(f"trial {trial.number} ({done} of {trials}): {trial.gain:+.4f}{losses}   {trial.seconds:.0f} s")
 
     yield (lambda trial, done: None) if hidden else told
+
+
+def _counted(result: "SetResult") -> str:
+    """Return how many questions stand behind the figure, and of how many, where not all have it."""
+    return (
+        str(result.questions)
+        if result.judged == result.questions
+        else f"{result.judged} of {result.questions}"
+    )
 
 
 def summary(found: "Outcome") -> "RenderableType":
@@ -348,7 +443,7 @@ def summary(found: "Outcome") -> "RenderableType":
             paired = {difference.figure: difference for difference in result.differences}.get(metric)
             sets.add_row(
                 f"{result.part.name}{' (guard)' if result.part.guard else ''}",
-                f"{result.questions} {what}",
+                f"{_counted(result)} {what}",
                 metric,
                 f"{result.start.get(metric, 0.0):.4f}",
                 f"{result.best.get(metric, 0.0):.4f}",

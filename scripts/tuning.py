@@ -4,15 +4,16 @@ Every trial is ranked by the running service, on the training questions, by the 
 is proposed is judged once more on questions that the search never saw. The optimiser is Optuna's. Prints nothing.
 """
 
+import fcntl
 import hashlib
 import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import IO, TYPE_CHECKING, Any, Final, Self, get_args
 
 import numpy as np
 from pydantic import ValidationError
@@ -39,6 +40,8 @@ LEAST_QUESTIONS: Final = 4
 FEW_QUESTIONS: Final = 25
 """Held-out questions below which nothing is sure: with a spread of .25 of nDCG among questions, chance alone moves the mean
 of 25 by 1.96 · .25 / √25 = .1 either way."""
+_CAN_BE_OFF: Final = ("min_relevance", "rerank", "dedup", "mmr")
+"""Stages that a search takes off by 'off' or null, where a profile would give them."""
 _SPACE: Final = 3
 """Raised whenever the space changes, so that no search goes on from figures of another."""
 
@@ -234,7 +237,71 @@ def storable(options: Mapping[str, Any]) -> Profile:
         raise CannotTune(
             f"a stored profile can't hold `{more[0]}`: drop it from the profile that the search starts from"
         )
-    return Profile.model_validate(dict(options))
+    try:
+        return Profile.model_validate(dict(options))
+    except ValidationError as cause:
+        fault = cause.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"] if not str(part).startswith("_"))
+        raise CannotTune(f"the profile can't be stored: {where or 'it'}: {fault['msg']}") from cause
+
+
+def settled(
+    given: Mapping[str, Any], *, base: Mapping[str, Any], default: Mapping[str, Any] | None = None
+) -> Json:
+    """Return the options with what they leave open written out, so that they rank alike wherever they are asked or stored.
+
+    `base` is the profile that fills them, as the service does it; `default` the collection's default profile where that is
+    another: it fills each trial, which names no profile, and so is ruled out. Raises CannotTune where that can't be said.
+    """
+    given = {
+        name: None if value == "off" and name in _CAN_BE_OFF else value
+        for name, value in given.items()
+        if value is not None or name in _CAN_BE_OFF
+    }
+    options: Json = {**base, **given}
+    if given.get("rerank") is not None or given.get("mmr") is not None:
+        # One of them orders the head: the one that was given.
+        options = {name: options[name] for name in options if name not in ("rerank", "mmr") or name in given}
+    routes = options.get("routes") or ()
+    if "decay" in given and isinstance(given["decay"], str) and "routes" not in given and routes:
+        options["routes"] = [
+            {name: value for name, value in route.items() if name != "decay"} for route in routes
+        ]
+    elif "decay" not in given and isinstance(options.get("decay"), str) and _decays_by_itself(routes):
+        del options["decay"]
+    if options.get("fold_superseded") and options.get("decay") not in (None, "auto"):
+        del options["fold_superseded"]
+    for name in default or ():
+        if name not in options:
+            options |= _ruled_out(name, options, default or {})
+    return options
+
+
+def _decays_by_itself(routes: Sequence[Mapping[str, Any]]) -> bool:
+    return any(isinstance(route.get("decay"), Mapping) for route in routes)
+
+
+def _ruled_out(name: str, options: Mapping[str, Any], default: Mapping[str, Any]) -> Json:
+    """Return what says of an option that a collection's default profile shall not give it."""
+    if name == "routes":
+        return {name: _default_routes()}
+    if name == "fusion":
+        return {name: {}}
+    if name == "feedback":
+        return {name: "off"}
+    if name == "fold_superseded":
+        return {name: False}
+    if name != "decay":
+        return {name: None}
+    additive = (options.get("fusion") or {}).get("method") == "additive"
+    if not additive and not _decays_by_itself(options.get("routes") or ()):
+        return {name: "auto"}
+    if isinstance(default[name], str) and not additive:
+        # Routes that decay by themselves overrule a mere word.
+        return {}
+    raise CannotTune(
+        "the collection's default profile has a decay, which would fill the one that the profile leaves out: give it `decay`"
+    )
 
 
 # ---- the sets -------------------------------------------------------------------------------------------------------
@@ -301,12 +368,15 @@ class Task:
         return tuple(part for part in self.parts if part.guard)
 
     def digest(self) -> str:
-        """Return what names the search: equal tasks go on from each other's trials."""
+        """Return what names the search: equal tasks go on from each other's trials.
+
+        A question counts with all that is known of it: figures of other judgements can't be compared.
+        """
         told = [
             _SPACE,
             [
-                [part.name, part.collection, part.guard, part.judged_set.qrels.name,
-                 [question.id for question in part.training], [question.id for question in part.held_out]]
+                [part.name, part.collection, part.guard, [asdict(question) for question in part.training],
+                 [asdict(question) for question in part.held_out]]
                 for part in self.parts
             ],
             dict(self.start.options), self.metric, self.max_loss, list(self.groups), self.top_k, self.as_of, self.seed,
@@ -350,10 +420,14 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class SetResult:
-    """What start and best came to on one set and one list of questions, and their paired differences."""
+    """What start and best came to on one set and one list of questions, and their paired differences.
+
+    `judged` of the `questions` have the metric that counts on the set: of currency, those with pairs.
+    """
 
     part: Part
     questions: int
+    judged: int
     start: metrics.Figures
     best: metrics.Figures
     differences: Sequence[metrics.Difference]
@@ -380,25 +454,61 @@ class Outcome:
         """What to do, in two or three words. A gain that chance explains is no reason to change anything yet."""
         if not self.take:
             return "Keep what you have"
-        return "Take it" if self.gain.p is not None and self.gain.p < CHANCE else "Undecided"
+        sure = self.gain.p is not None and self.gain.p < CHANCE
+        return "Take it" if sure and judged_of(self.held_out) >= FEW_QUESTIONS else "Undecided"
 
 
 class Tuner:
     """Runs one task's trials on the service and remembers them in a file, so that a search can be stopped and resumed."""
 
     def __init__(
-        self, client: Client, task: Task, journal: Path, *, report: Callable[[str], None] = lambda line: None
+        self,
+        client: Client,
+        task: Task,
+        journal: Path,
+        *,
+        fresh: bool = False,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Open or begin the search. Raises CannotTune where Optuna is missing."""
+        """Open or begin the search; `fresh` forgets what earlier runs left. Close it, or use `with`.
+
+        Raises CannotTune where Optuna is missing or another process runs the same search.
+        """
         try:
             import optuna
-            from optuna.storages import JournalStorage
-            from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
         except ModuleNotFoundError as cause:
             raise CannotTune("tuning needs the package optuna: install `halflife[evaluate]`") from cause
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.client, self.task, self.report = client, task, report
         journal.parent.mkdir(parents=True, exist_ok=True)
+        self._held = _hold(journal.with_suffix(".running"))
+        try:
+            if fresh:
+                journal.unlink(missing_ok=True)
+            self._open(journal)
+        except BaseException:
+            self.close()
+            raise
+        self._start: dict[str, dict[str, metrics.Figures]] = {}
+        self._seen: dict[str, Json] = {}
+        self._pairs: dict[str, tuple[list[float], list[float]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process run the search."""
+        self._held.close()
+
+    def _open(self, journal: Path) -> None:
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+        task = self.task
         # Links need a file system that has them; this lock works on all, and one that was left behind expires.
         lock = JournalFileOpenLock(str(journal))
         storage = JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
@@ -416,10 +526,8 @@ class Tuner:
             ),
         )
         for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+            # An earlier run's, which was killed: nobody else runs this search now.
             self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        self._start: dict[str, dict[str, metrics.Figures]] = {}
-        self._seen: dict[str, Json] = {}
-        self._pairs: dict[str, tuple[list[float], list[float]]] = {}
 
     # -- trials
 
@@ -567,9 +675,9 @@ class Tuner:
         start = self._start[part.name] if training else self._figures(part, self.task.start, questions)
         same = dict(profile.options) == dict(self.task.start.options)
         best = start if same else self._figures(part, profile, questions)
+        metric = metric_of(self.task, part)
+        ids = [question.id for question in questions if metric in start[question.id]]
         if not training:
-            metric = metric_of(self.task, part)
-            ids = [question.id for question in questions if metric in start[question.id]]
             self._pairs[part.name] = (
                 [start[name][metric] for name in ids],
                 [best[name][metric] for name in ids],
@@ -578,6 +686,7 @@ class Tuner:
         return SetResult(
             part=part,
             questions=len(questions),
+            judged=len(ids),
             start=metrics.mean(start),
             best=metrics.mean(best),
             differences=metrics.compare(start, best, told),
@@ -596,6 +705,19 @@ class Tuner:
                 return {}
 
 
+def _hold(path: Path) -> IO[str]:
+    """Return the file, locked until it is closed or the process ends. Raises CannotTune where another holds it."""
+    held = path.open("a", encoding="ascii")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        raise CannotTune(
+            "another `halflife tune` runs this very search: wait for its end, or give another --seed"
+        ) from None
+    return held
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     import warnings
@@ -606,12 +728,15 @@ def _quiet() -> Iterator[None]:
 
 
 def metric_of(task: Task, part: Part) -> str:
-    """Return the figure that counts on a set: the task's, or nDCG on a guard that has none of it."""
-    if task.metric == metrics.CURRENCY and not any(
-        question.current for question in part.judged_set.questions
-    ):
+    """Return the figure that counts on a set: the task's, or nDCG on a guard that lacks it on either side of the split."""
+    if task.metric == metrics.CURRENCY and not all(map(has_pairs, (part.training, part.held_out))):
         return f"{metrics.NDCG}@{task.top_k}"
     return task.metric
+
+
+def has_pairs(questions: Sequence[Question]) -> bool:
+    """Tell whether any of the questions has current and superseded documents, by which currency is judged."""
+    return any(question.current and question.superseded for question in questions)
 
 
 def best_of(trials: Sequence[Trial], *, max_loss: float) -> Trial:
@@ -624,10 +749,16 @@ def best_of(trials: Sequence[Trial], *, max_loss: float) -> Trial:
 def verdict(task: Task, best: Trial, gain: Gain, held_out: Sequence[SetResult]) -> tuple[bool, str]:
     """Return whether the best is to be taken, and why (not); where the held-out questions are few, that they are."""
     take, reason = _verdict(task, best, gain, held_out)
-    asked = sum(result.questions for result in held_out if not result.part.guard)
-    if asked < FEW_QUESTIONS:
-        reason += f"; {asked} held-out questions are too few to tell"
+    judged = judged_of(held_out)
+    if judged < FEW_QUESTIONS:
+        with_pairs = " with pairs" if task.metric == metrics.CURRENCY else ""
+        reason += f"; {judged} held-out questions{with_pairs} are too few to tell"
     return take, reason
+
+
+def judged_of(held_out: Sequence[SetResult]) -> int:
+    """Return how many held-out questions of the sets to gain on have the metric, and so stand behind the gain."""
+    return sum(result.judged for result in held_out if not result.part.guard)
 
 
 def _verdict(task: Task, best: Trial, gain: Gain, held_out: Sequence[SetResult]) -> tuple[bool, str]:
@@ -752,6 +883,7 @@ def to_json(outcome: Outcome) -> Json:
 def _result(result: SetResult) -> Json:
     return {
         "queries": result.questions,
+        "judged": result.judged,
         "start": {name: round(value, 6) for name, value in result.start.items()},
         "best": {name: round(value, 6) for name, value in result.best.items()},
         "differences": {

@@ -74,7 +74,7 @@ def _sets(outcome: Outcome) -> str:
             gap, p = _difference(result, metric)
             role = "guard" if result.part.guard else "to gain"
             rows.append(
-                f"<tr><td>{_e(result.part.name)} ({role})<td>{questions}<td>{result.questions}<td>{_e(metric)}"
+                f"<tr><td>{_e(result.part.name)} ({role})<td>{questions}<td>{result.judged}<td>{_e(metric)}"
                 f"<td>{_figure(result.start.get(metric))}<td>{_figure(result.best.get(metric))}<td>{gap}<td>{p}"
             )
     return (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from scripts import cli, evaluating, judged, metrics, quality
+from scripts import cli, evaluating, judged, metrics, quality, tune
 from scripts.client import ApiProblem
 from scripts.judged import Question, UnreadableSet, read_set
 from tests.fakes import EmbeddingServer, openai_error
@@ -104,6 +104,52 @@ def test_where_nothing_differs_there_is_no_chance_to_tell() -> None:
         {"a": {"map": 1.0}, "b": {"map": 0.0}}, {"a": {"map": 1.0}, "b": {"map": 0.0}}, ["map"]
     )
     assert (found.mean, found.same, found.p) == (0.0, 2, None)
+
+
+@pytest.mark.parametrize("gap", [1.0, -0.25])
+def test_where_all_questions_differ_by_the_same_their_signs_tell(gap: float) -> None:
+    first = {f"q{n}": {"currency": 0.0, "stale@1": 1.0} for n in range(30)}
+    second = {name: {"currency": gap, "stale@1": 0.0} for name in first}
+    found = metrics.compare(first, second, ["currency", "stale@1"])
+    assert [each.p for each in found] == [2**-29, 2**-29]
+    [one] = metrics.compare({"a": first["q0"]}, {"a": second["q0"]}, ["currency"])
+    assert one.p is None
+
+
+def test_every_figure_gets_its_star() -> None:
+    questions = tuple(
+        Question(f"q{n}", f"text {n}", {"new": 1}, current=("new",), superseded=("old",)) for n in range(9)
+    )
+    found = judged_as(questions, {"first": ["old"], "second": ["new"], "third": ["x"]})
+    [row] = [line for line in rendered(quality._figures(found)).splitlines() if line.startswith("second")]
+    # nDCG, MAP, MRR, recall at 10 and 100, currency, stale@1: all go from worst to best.
+    assert row.count("*") == 7
+    [row] = [line for line in rendered(quality._figures(found)).splitlines() if line.startswith("third")]
+    assert row.count("*") == 1
+    assert row.split()[-1] == "0.000*"
+
+
+def judged_as(questions: tuple[Question, ...], ranked: Mapping[str, list[str]]) -> evaluating.Evaluation:
+    """An evaluation in which each profile ranked all questions alike."""
+    results = []
+    for name, ids in ranked.items():
+        rankings = {question.id: ids for question in questions}
+        figures = metrics.judge(questions, rankings, top_k=10, depth=100)
+        results.append(evaluating.Judged(evaluating.Profile(name, {}), rankings, figures))
+    told = metrics.names(10, 100)
+    return evaluating.Evaluation(
+        judged.JudgedSet("set", questions, None, Path("qrels.tsv")), "c", 10, None, results,
+        {each.profile.name: metrics.compare(results[0].figures, each.figures, told) for each in results[1:]},
+    )  # fmt: skip
+
+
+def rendered(shown: Any) -> str:
+    from rich.console import Console
+
+    console = Console(width=160)
+    with console.capture() as told:
+        console.print(shown)
+    return told.get()
 
 
 # ---- sets -----------------------------------------------------------------------------------------------------------
@@ -372,6 +418,74 @@ LACKING = {
 @pytest.mark.parametrize("page, missing", LACKING.values(), ids=LACKING.keys())
 def test_what_a_page_lacks(page: tuple[str, ...], missing: str | None) -> None:
     assert evaluating.lacking(GRADED, page) == missing
+
+
+class Refusing:
+    """Stores what it is sent but for two ids; a client, and the API behind it."""
+
+    def __init__(self) -> None:
+        self.stored = set[str]()
+
+    def count(self, collection: str) -> int | None:
+        return len(self.stored) or None
+
+    def upsert(self, collection: str, documents: Any, *, refresh: str = "false") -> Any:
+        items = []
+        for document in documents:
+            name = document["id"]
+            refused = name in ("no", "nor") or not document["text"].strip()
+            error = {
+                "type": "invalid",
+                "detail": "holds what is refused" if document["text"].strip() else "is empty",
+            }
+            status = "failed" if refused else "updated" if name in self.stored else "created"
+            self.stored |= set() if refused else {name}
+            items.append({"id": name, "status": status, "chunks": 1, **({"error": error} if refused else {})})
+        return {"items": items}
+
+
+def test_documents_that_are_refused_are_counted_apart_from_odd_lines(tmp_path: Path) -> None:
+    corpus = lines(
+        {"id": "a", "text": "x"}, {"id": "no", "text": "x"}, {"id": "a", "text": "y"}, {"id": "nor", "text": "x"},
+        {"id": "b", "text": "x"}, {"id": "b", "text": "y"}, {"id": "b", "text": "z"}, {"id": "void", "text": " "},
+        {"id": "a", "text": ""},
+    )  # fmt: skip
+    folder = make(tmp_path / "set", {**PLAIN, "corpus.jsonl": corpus + "{broken\n"})
+    known = read_set(folder).corpus
+    assert known is not None
+    assert (len(known.unusable), known.repeated, set(known.ids)) == (3, 3, {"a", "b", "no", "nor"})
+    loaded = evaluating.ensure_loaded(Refusing(), "c", known, keep=False)  # type: ignore[arg-type]
+    assert loaded is not None
+    assert (loaded.lost, loaded.tally.failed) == (2, 5)
+    assert loaded.told == f"2 documents could not be stored: {folder}/corpus.jsonl:2: holds what is refused"
+
+
+def test_a_bare_name_of_judgements_is_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = make(tmp_path / "here", {**PLAIN, "mine.tsv": "q1\ta\t2\n"})
+    there = make(tmp_path / "there", {**PLAIN, "mine.tsv": "q2\tb\t1\n"})
+    only_here = make(tmp_path / "else", PLAIN)
+    monkeypatch.chdir(here)
+    assert [question.id for question in read_set(there, qrels=Path("mine.tsv")).questions] == ["q2"]
+    assert [question.id for question in read_set(only_here, qrels=Path("mine.tsv")).questions] == ["q1"]
+    assert [question.id for question in read_set(there, qrels=here / "mine.tsv").questions] == ["q1"]
+    found = tune._read([Path(), there, only_here], qrels="mine.tsv", queries=None, seed=7)
+    assert [[question.id for question in judged_set.questions] for _, judged_set in found] == [
+        ["q1"],
+        ["q2"],
+        ["q1", "q2"],
+    ]
+
+
+@pytest.mark.parametrize("option", ["evaluate --per-query", "tune --out", "tune --report"])
+def test_where_nothing_can_be_written_is_told_before_anything_is_asked(tmp_path: Path, option: str) -> None:
+    command, name = option.split()
+    make(tmp_path, PLAIN)
+    for place, said in ((tmp_path / "no" / "f.json", "there is no folder"), (tmp_path, "is a folder")):
+        told = CliRunner().invoke(
+            cli.app, [command, str(tmp_path), name, str(place), "--url", "http://127.0.0.1:9"],
+            prog_name="halflife", env={"COLUMNS": "300"},
+        )  # fmt: skip
+        assert (told.exit_code, said in told.output) == (2, True), told.output
 
 
 # ---- a whole run ----------------------------------------------------------------------------------------------------

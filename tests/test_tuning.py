@@ -3,16 +3,22 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from typer.testing import CliRunner
 
 from app.asking import Search
 from app.collection import Collection
 from app.planning import make_plan
+from app.ranking import Profile
 from scripts import cli, evaluating, tuning
+from scripts import tune as tune_command
+from scripts.client import Client
+from scripts.collecting import lean
 from scripts.judged import JudgedSet, Question, read_set
 from scripts.tuning import CannotTune, Gain, Part, SetResult, Task, Trial
 from tests.fakes import EmbeddingServer
@@ -189,8 +195,8 @@ def test_the_best_is_the_greatest_gain_within_the_bound() -> None:
     assert tuning.best_of(trials[:2], max_loss=0.01).number == 0
 
 
-def result(name: str, start: float, best: float, *, guard: bool = False) -> SetResult:
-    return SetResult(part(name, guard=guard), 10, {"ndcg@10": start}, {"ndcg@10": best}, ())
+def result(name: str, start: float, best: float, *, guard: bool = False, judged: int = 25) -> SetResult:
+    return SetResult(part(name, guard=guard), 60, judged, {"ndcg@10": start}, {"ndcg@10": best}, ())
 
 
 SURE, UNSURE, WORSE = Gain(0.1, 0.05, 0.15, 0.001), Gain(0.1, -0.05, 0.2, 0.3), Gain(-0.01, -0.1, 0.1, 0.8)
@@ -209,15 +215,169 @@ def test_the_verdict(best: Trial, gain: Gain, guarded: float, take: bool, said: 
     taken, reason = tuning.verdict(TASK, best, gain, held)
     assert (taken, said in reason) == (take, True), reason
     advice = "Keep what you have" if not take else "Take it" if gain is SURE else "Undecided"
-    assert tuning.Outcome(TASK, (), best, (), (), gain, taken, reason).advice == advice
+    assert tuning.Outcome(TASK, (), best, (), held, gain, taken, reason).advice == advice
 
 
 def test_few_questions_are_said_to_be_too_few() -> None:
-    few = [result("news", 0.5, 0.6)]
-    many = [SetResult(part("news"), 25, {"ndcg@10": 0.5}, {"ndcg@10": 0.6}, ())]
+    # Of 60 that were asked: what counts is how many have the metric. A guard's have no part in the gain.
+    few = [result("news", 0.5, 0.6, judged=10), result("past", 0.9, 0.9, guard=True, judged=60)]
+    many = [result("news", 0.5, 0.6, judged=25)]
     for best, gain in ((trial(1, 0.2, 0), SURE), (trial(0, 0, 0), SURE), (trial(1, 0.2, 0), WORSE)):
         assert tuning.verdict(TASK, best, gain, few)[1].endswith("10 held-out questions are too few to tell")
         assert "too few" not in tuning.verdict(TASK, best, gain, many)[1]
+    assert tuning.Outcome(TASK, (), trial(1, 0.2, 0), (), few, SURE, True, "").advice == "Undecided"
+    assert tuning.Outcome(TASK, (), trial(1, 0.2, 0), (), many, SURE, True, "").advice == "Take it"
+    assert tune_command._counted(few[0]) == "10 of 60"
+    assert tune_command._counted(result("news", 0.5, 0.6, judged=60)) == "60"
+
+
+PAIRS: Any = {"current": ("new",), "superseded": ("old",)}
+
+
+def test_a_guard_is_judged_by_currency_only_where_both_sides_have_pairs() -> None:
+    paired, plain = Question("q1", "one", {"new": 1}, **PAIRS), Question("q2", "two", {"new": 1})
+    by_currency = replace(TASK, metric="currency")
+
+    def counts(training: Sequence[Question], held_out: Sequence[Question]) -> str:
+        whole = replace(part("past").judged_set, questions=(*training, *held_out))
+        guard = Part("past", whole, "past", True, tuple(training), tuple(held_out))
+        return tuning.metric_of(by_currency, guard)
+
+    assert counts([paired], [plain]) == "ndcg@10"
+    assert counts([plain], [paired]) == "ndcg@10"
+    assert counts([paired, plain], [plain, paired]) == "currency"
+
+
+def test_other_judgements_are_another_search() -> None:
+    def digest(**changed: Any) -> str:
+        question = replace(Question("q1", "one", {"a": 1}), **changed)
+        named = replace(TASK.parts[0], training=(question,), held_out=(Question("q2", "two", {"a": 1}),))
+        return replace(TASK, parts=(named,)).digest()
+
+    changes: list[dict[str, Any]] = [
+        {}, {"text": "uno"}, {"grades": {"a": 2}}, {"grades": {"a": 1, "b": 0}}, {"as_of": "2026-01-01"},
+        {"filter": {"lang": "en"}}, PAIRS,
+    ]  # fmt: skip
+    assert len({digest(**changed) for changed in changes}) == len(changes)
+    assert digest() == digest()
+
+
+class Ranks:
+    """Answers as a service would that finds what the decay of the request is fit for."""
+
+    def search(self, body: Mapping[str, Any]) -> Any:
+        ids = ["old", "new"] if body.get("decay") == "off" else ["new", "old"]
+        return {"results": [{"hits": [{"id": name} for name in ids]} for _ in body["queries"]]}
+
+
+def searched(tmp_path: Path, **more: Any) -> tuning.Tuner:
+    questions = [Question(f"q{n}", f"text {n}", {"new": 1}, **PAIRS) for n in range(8)]
+    whole = JudgedSet("news", tuple(questions), None, Path("qrels.tsv"))
+    news = Part("news", whole, "news", False, tuple(questions[:4]), tuple(questions[4:]))
+    plain = [Question(f"p{n}", f"text {n}", {"old": 1, "new": 1}) for n in range(4)]
+    # All the pairs that the guard has are among what is searched on.
+    guarded = [*questions[:1], *plain[:1]]
+    past = Part(
+        "past",
+        replace(whole, questions=(*guarded, *plain[2:])),
+        "past",
+        True,
+        tuple(guarded),
+        tuple(plain[2:]),
+    )
+    start = evaluating.Profile("off", {"decay": "off"})
+    task = Task(parts=(news, past), start=start, metric="currency", max_loss=0.01, groups=("decay",))
+    return tuning.Tuner(Ranks(), task, tmp_path / "a.journal", **more)  # type: ignore[arg-type]
+
+
+def test_a_search_by_currency_ends_whatever_a_guard_has(tmp_path: Path) -> None:
+    with searched(tmp_path) as tuner:
+        tuner.search(trials=6)
+        found = tuner.conclude()
+    told = {one.part.name: (one.questions, one.judged) for one in found.held_out}
+    assert told == {"news": (4, 4), "past": (2, 2)}
+    assert (found.take, found.advice) == (True, "Undecided")
+    assert found.reason.endswith("4 held-out questions with pairs are too few to tell")
+    assert "4 held out" in rendered(tune_command.summary(found))
+    assert tuning.to_json(found)["sets"]["past"]["held_out"]["judged"] == 2
+
+
+def rendered(shown: Any) -> str:
+    from rich.console import Console
+
+    console = Console(width=160)
+    with console.capture() as told:
+        console.print(shown)
+    return told.get()
+
+
+def test_one_search_is_run_by_one_process_at_once(tmp_path: Path) -> None:
+    with searched(tmp_path) as first:
+        first.search(trials=2)
+        under_way = first.study.ask()
+        for fresh in (False, True):
+            with pytest.raises(CannotTune, match="runs this very search"):
+                searched(tmp_path, fresh=fresh)
+        # Nobody called it off or forgot it: it ends as it began.
+        first.study.tell(under_way, 0.0)
+    with searched(tmp_path) as second:
+        assert len(second.study.trials) == 3
+    with searched(tmp_path, fresh=True) as third:
+        assert third.study.trials == []
+
+
+# ---- where it starts --------------------------------------------------------------------------------------------------
+
+RANKING: dict[str, Any] = {
+    "routes": [{"kind": "text", "weight": 2.0}, {"kind": "vector", "decay": {"floor": 0.9}}],
+    "decay": {"half_life": "30d"},
+    "rerank": {},
+    "min_relevance": 0.2,
+}
+FOLDED = {"fold_superseded": True, "decay": "auto", "feedback": {"strength": 0.1}, "dedup": {}}
+OVER: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = {
+    "nothing over the default": ({}, RANKING, None),
+    "a word over routes that decay": ({"decay": "off"}, RANKING, None),
+    "a stage taken off": ({"rerank": "off", "min_relevance": None}, RANKING, None),
+    "another stage at the head": ({"mmr": {}}, RANKING, None),
+    "routes that decay over a word": ({"routes": [{"kind": "vector", "decay": {"rate": 0.1}}]}, FOLDED, None),
+    "a decay over what only auto does": ({"decay": {"half_life": "9d"}}, FOLDED, None),
+    "folding over a decay": ({"fold_superseded": True}, RANKING, None),
+    "one profile beside the default": ({}, FOLDED, RANKING),
+    "another profile beside the default": ({"fusion": {"method": "rrf"}}, RANKING, FOLDED),
+    "an empty profile beside the default": ({}, {}, {**FOLDED, "fusion": {"method": "linear"}, "mmr": {}}),
+    "routes that decay beside a default's word": ({}, {"routes": [{"kind": "text", "decay": {"rate": 0.1}}]}, FOLDED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given, base, default", OVER.values(), ids=OVER.keys())
+def test_what_is_asked_is_what_would_be_stored(
+    given: dict[str, Any], base: dict[str, Any], default: dict[str, Any] | None
+) -> None:
+    """Three ways to one plan: as a caller asks it, as a trial does, and by the profile once it is stored."""
+    default_profile = base if default is None else default
+    profiles = {
+        name: Profile.model_validate(each) for name, each in (("base", base), ("default", default_profile))
+    }
+    held = COLLECTION.model_copy(update={"profiles": profiles, "default_profile": "default"})
+    options = tuning.settled(given, base=base, default=default)
+
+    def planned(**asked: Any) -> dict[str, Any]:
+        search = Search.model_validate({"collection": "c", "query": "q", **asked})
+        request = make_plan(search, collection=held, now_ms=0).resolved_request()
+        # What takes a stage off is left out once there is none.
+        told: dict[str, Any] = lean({name: value for name, value in request.items() if value is not False})
+        return told
+
+    wanted = planned(profile="base", **given)
+    assert planned(**options) == wanted
+    held.profiles["stored"] = tuning.storable(options)
+    assert planned(profile="stored") == wanted
+
+
+def test_a_decay_that_only_the_default_has_cannot_be_left_out() -> None:
+    with pytest.raises(CannotTune, match="give it `decay`"):
+        tuning.settled({}, base={"routes": [{"kind": "text", "decay": {"rate": 0.1}}]}, default=RANKING)
 
 
 def test_a_gain_has_an_interval_and_a_chance() -> None:
@@ -341,6 +501,85 @@ def test_a_profile_is_found_stored_and_reported(
     again = json.loads(tune(service, tmp_path, str(news), "--trials", "12", "--json").stdout)
     assert (again["trials"], again["profile"]) == (12, profile)
     assert again["sets"]["news"]["training"]["queries"] + again["sets"]["news"]["held_out"]["queries"] == 8
+
+
+@pytest.mark.node
+def test_what_is_measured_on_a_collection_is_what_is_stored(
+    service: Running, sets: tuple[Path, Path], tmp_path: Path, node_url: str
+) -> None:
+    own, path = "tuned-mine", "/v1/collections/tuned-mine"
+
+    def tuned(*given: str) -> Any:
+        options = ("-c", own, "--only", "decay", "--trials", "6", "--json", "--url", service.url)
+        line = ["tune", str(sets[0]), *options, "--data", str(tmp_path / "data"), *given]
+        return CliRunner().invoke(cli.app, line, prog_name="halflife", env={"COLUMNS": "300"})
+
+    def put(body: Mapping[str, Any]) -> None:
+        assert service.client.put(path, json=body).status_code == 200
+
+    try:
+        assert tuned("--trials", "1").exit_code == 0
+        routes = [{"kind": "text", "weight": 0.5}]
+        mine = {"routes": routes, "dedup": {"threshold": 0.99, "keep": "higher"}}
+        put({"profiles": {"mine": mine, "plain": {"decay": "off"}}, "default_profile": "mine"})
+        told = tuned("-p", "off", "--store", "recent")
+        assert told.exit_code == 0, told.output
+        found = json.loads(told.stdout)
+        assert found["start"] == {**mine, "decay": "off"}
+        assert found["take"]
+        stored = service.client.get(path).json()["profiles"]
+        assert set(stored) == {"mine", "plain", "recent"}
+        assert lean(stored["recent"]) == found["profile"]
+        assert found["profile"].items() >= mine.items()
+        # By its name a profile stands alone: nothing of the default one is measured with it.
+        [text, vector] = json.loads(tuned("-p", "plain").stdout)["start"]["routes"]
+        assert (text, vector) == ({"kind": "text"}, {"kind": "vector"})
+        # An experiment would deal the trials to its arms, but one by subject, whom no trial names.
+        arms = [{"profile": "mine", "percent": 50}, {"profile": "plain", "percent": 50}]
+        put({"experiment": {"name": "dealt", "by": "request", "arms": arms}})
+        told = tuned("-p", "off")
+        assert (told.exit_code, "the experiment 'dealt' would give the trials" in told.output) == (1, True)
+        put({"experiment": {"name": "dealt", "by": "subject", "arms": arms}})
+        assert tuned("-p", "off").exit_code == 0
+        # Profiles are written all at once, so one that can't be read would be lost.
+        index = f"{node_url}/halflife-{own}"
+        [held] = httpx2.get(f"{index}/_mapping").json().values()
+        meta = held["mappings"]["_meta"]
+        meta["halflife"]["profiles"]["later"] = {"decay": {"kind": "unheard of"}}
+        assert httpx2.put(f"{index}/_mapping", json={"_meta": meta}).status_code == 200
+        told = tuned("-p", "off", "--store", "recent", "--fresh")
+        assert (told.exit_code, "the profile 'later' of 'tuned-mine' can't be read" in told.output) == (
+            1,
+            True,
+        )
+    finally:
+        service.client.delete(path, params={"confirm": own})
+
+
+@pytest.mark.node
+def test_a_profile_is_stored_beside_those_that_others_add_meanwhile(service: Running) -> None:
+    path = "/v1/collections/tuned-shared"
+
+    class Overtaken(Client):
+        """Another client is quicker, once."""
+
+        times = 0
+
+        def put_collection(self, name: str, options: Mapping[str, Any]) -> Any:
+            self.times += 1
+            if self.times == 1:
+                added = {"profiles": {"first": {"decay": "off"}, "theirs": {"decay": "auto"}}}
+                assert service.client.put(path, json=added).status_code == 200
+            return super().put_collection(name, options)
+
+    service.client.put(path, json={"profiles": {"first": {"decay": "off"}}})
+    try:
+        with Overtaken(service.url) as client:
+            tune_command._store(client, "tuned-shared", "mine", {"fusion": {"method": "rrf"}})
+            assert client.times == 2
+        assert set(service.client.get(path).json()["profiles"]) == {"first", "theirs", "mine"}
+    finally:
+        service.client.delete(path, params={"confirm": "tuned-shared"})
 
 
 @pytest.mark.node
