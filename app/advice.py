@@ -59,8 +59,6 @@ def unmatched(
                 "it has no vector: store it again without `embedding`, or with one, for this route to find it"
             )
         return "it is not near enough"
-    if not plan.search.collapse:
-        return "none of its chunks holds a word of the query; where hits are chunks, titles only lift them"
     return "none of the query's words stands in it"
 
 
@@ -188,6 +186,8 @@ def _chosen(
         )
         return WhyStage(before=before, after=now, note=note)
     item = after[now - 1]
+    if any(each.key not in standing.documents for each in after[:now]):
+        return WhyStage(before=before, after=now, note="mmr could not read all documents up to its place")
     moved = f"mmr moved it from {before} to {now}" if now != before else f"mmr leaves it at {now}"
     above = after[: now - 1]
     if not above:

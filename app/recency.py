@@ -6,7 +6,7 @@ new (the best candidates are days old), or only between documents that say the s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -32,6 +32,7 @@ NEWS_AMIDST: Final = 1
 """Half-lives that the candidates' median age must reach: where all is new, its newness says nothing about the query."""
 NEWS_LEAST: Final = 10
 """Dated candidates below which their ages are no evidence."""
+UNCOMPARED: Final = "hits are chunks, and only documents are compared for which of them is the newest"
 FLOOR: Final = 0.7
 """Least factor, for a named time, on what a score is above the window's least. With .5 named times win less by RRF."""
 NEWS_FLOOR: Final = 0.5
@@ -56,8 +57,22 @@ class Recency:
         return f"auto → {self.mode}, {self.reason}"
 
 
-def decide(intent: Intent, *, origin_ms: int, created_ms: Sequence[int | None]) -> Recency:
-    """Return the decision for a query whose candidates, best first, were created then."""
+def decide(
+    intent: Intent, *, origin_ms: int, created_ms: Sequence[int | None], compares: bool = True
+) -> Recency:
+    """Return the decision for a query whose candidates, best first, were created then.
+
+    `compares`: they may say the same thing, and are compared for that. Chunks are not, so that only time itself counts.
+    """
+    decision = _decide(intent, origin_ms=origin_ms, created_ms=created_ms, compares=compares)
+    if compares:
+        return decision
+    if decision.mode == "equals":
+        return Recency("off", UNCOMPARED)
+    return replace(decision, compared=0)
+
+
+def _decide(intent: Intent, *, origin_ms: int, created_ms: Sequence[int | None], compares: bool) -> Recency:
     spans = tuple(span for span in intent.spans if span.sure)
     if spans:
         until = max(span.end_ms for span in spans) - 1
@@ -89,7 +104,8 @@ def decide(intent: Intent, *, origin_ms: int, created_ms: Sequence[int | None]) 
         reason += f"; it names {', '.join(intent.versions[:3])}, which tells editions apart"
     compared = COMPARED_CURRENT if current else COMPARED
     if not intent.spans and _is_burst(origin_ms, created_ms):
-        return Recency("news", f"{NEWS_TOLD}; {reason}", compared, current=current)
+        told = f"{NEWS_TOLD}; {reason}" if compares else NEWS_TOLD
+        return Recency("news", told, compared, current=current)
     return Recency("equals", reason, compared, current=current)
 
 

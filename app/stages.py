@@ -5,7 +5,7 @@ by content.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from app.reranking import Reranker, to_probability
 from app.supersession import Said
 
 Measured = Mapping[str, tuple[float, float, float]]
-"""Candidate key -> (relevance, salience, recency)."""
+"""Candidate key -> (relevance, salience, recency); what is not in it could not be measured."""
 
 
 @dataclass(slots=True)
@@ -106,12 +106,11 @@ def rated(plan: Plan, order: list[Placed]) -> list[Placed]:
         return order
     head = [item for item in order if not item.tail]
     zero = min([0.0, *(item.score for item in head)])
-    for item in order:
+    for item in head:
         rating = plan.ratings.by_document.get(item.id)
         if rating is not None:
             item.feedback = rating.told(plan.feedback.strength)
-            if not item.tail:
-                item.score = zero + (item.score - zero) * item.feedback.factor
+            item.score = zero + (item.score - zero) * item.feedback.factor
     head.sort(key=lambda item: -item.score)  # stable: ties keep the fused order
     tail = [item for item in order if item.tail]
     for item in tail:
@@ -127,13 +126,14 @@ def adapted(plan: Plan, order: list[Placed]) -> tuple[list[Placed], Recency | No
     if not plan.auto_decay:
         return order, None
     head = [item for item in order if not item.tail]
+    # Of each document once, however many of its chunks are hits.
+    created_ms = {item.id: item.created_ms for item in head}
     decision = recency.decide(
         read_intent(plan.search.query, origin_ms=plan.origin_ms),
         origin_ms=plan.origin_ms,
-        created_ms=[item.created_ms for item in head],
+        created_ms=list(created_ms.values()),
+        compares=plan.compares,
     )
-    if not plan.compares:
-        decision = replace(decision, compared=0)
     by = recency.decay_of(decision)
     if by is None and decision.mode != "around":
         return order, decision
@@ -192,10 +192,9 @@ def _fused(
     fused = fusion.fuse(lists, fusion=method, window=window)
     terms: dict[str, dict[str, float]] = {}
     if additive:
+        fused = [item for item in fused if item.key in measured]
         weights = {str(name): weight for name, weight in (plan.fusion.weights or {}).items()}
-        sums = {
-            item.key: fusion.additive(*measured.get(item.key, (0.0, 0.0, 0.0)), weights) for item in fused
-        }
+        sums = {item.key: fusion.additive(*measured[item.key], weights) for item in fused}
         terms = {key: value.terms for key, value in sums.items()}
         fused = fusion.rescore(fused, {key: value.score for key, value in sums.items()})
     elif plan.placement == "fused":
@@ -265,8 +264,9 @@ def needed(
         end = offset + search.top_k
         return list(order[offset:end] if offset >= same else order[: max(same, end)])
     if only_vectors(plan):
-        # MMR only changes the order within its pool.
-        return list(order[:pool])
+        # MMR only changes the order within its pool; what says the same thing is put in order before it, among more hits
+        # than that, and what is folded then lets others into it from below.
+        return list(order[: pool + same if search.fold_superseded else max(pool, same)])
     pool = max(pool, same)
     # Duplicates and reordering move hits onto the page from below it.
     return list(order[: max(2 * pool, offset + search.top_k + pool)])
@@ -284,9 +284,14 @@ def _dedup_pool(plan: Plan) -> int:
     return min(2 * plan.window, MOST_COMPARED)
 
 
-def pool_of(order: list[Placed], size: int) -> tuple[list[Placed], list[Placed]]:
-    """Return the hits that a stage works on, none of the tail among them, and the rest."""
-    cut = next((at for at, item in enumerate(order[:size]) if item.tail), size)
+def pool_of(
+    order: list[Placed], size: int, documents: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Placed], list[Placed]]:
+    """Return the hits that a stage works on, and the rest, which begins with the tail or a hit whose document is not there.
+
+    Where many documents are gone, those of a failed shard, others move up from beyond what was fetched.
+    """
+    cut = next((at for at, item in enumerate(order[:size]) if item.tail or item.key not in documents), size)
     return order[:cut], order[cut:]
 
 
@@ -388,9 +393,9 @@ def _newest_first(
 
     A hit takes the score of its place. With `fold_superseded` the older ones go.
     """
-    pool, rest = pool_of(order, decision.compared)
-    if any(item.key not in documents for item in pool):
-        return order  # a page behind them
+    pool, rest = pool_of(order, decision.compared, documents)  # empty for a page behind them
+    if not pool:
+        return order
     said = []
     for item in pool:
         hit = documents[item.key]
@@ -421,7 +426,7 @@ def _without_duplicates(
 ) -> list[Placed]:
     dedup = plan.search.dedup
     assert dedup is not None
-    pool, rest = pool_of(order, _dedup_pool(plan))
+    pool, rest = pool_of(order, _dedup_pool(plan), documents)
     kept = _distinct(plan, pool, documents, dedup.threshold, dedup.keep)
     # Further down only the lower of two goes, so that nothing there changes the head.
     if not rest:
@@ -456,7 +461,7 @@ def _distinct(
 def _diversified(plan: Plan, order: list[Placed], documents: Mapping[str, Mapping[str, Any]]) -> list[Placed]:
     mmr = plan.search.mmr
     assert mmr is not None
-    pool, rest = pool_of(order, mmr.candidates)
+    pool, rest = pool_of(order, mmr.candidates, documents)
     passages = [passage_of(item, documents[item.key], plan) for item in pool]
     if all(passage["relevance"] is None for passage in passages):
         # Without relevance to trade against, MMR would put the least alike first.
@@ -485,7 +490,9 @@ async def _rerank(
     """Return the reranked head: scores as probabilities, times the decay factor."""
     rerank = plan.search.rerank
     assert rerank is not None
-    head, _ = pool_of(order, rerank.candidates)
+    head, _ = pool_of(order, rerank.candidates, documents)
+    if not head:
+        return order
     texts = []
     for item in head:
         title = documents[item.key].get("_source", {}).get(fields.TITLE) or ""

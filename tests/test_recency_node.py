@@ -8,7 +8,7 @@ import pytest
 from app.asking import Why
 from app.collection import Collection
 from app.elastic import Cluster
-from app.recency import FLOOR, NEWS_FLOOR
+from app.recency import FLOOR, NEWS_FLOOR, UNCOMPARED
 from app.search import Caller
 from app.times import format_instant, from_ms
 from app.why import why
@@ -218,7 +218,51 @@ async def test_why_accounts_for_the_same_order(asker: Asker, options: dict[str, 
             assert "3 that say the same thing" in stage.note
 
 
+NOTES = "Release notes of the engine, with all that was repaired in it, and whom we have to thank for that."
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mmr": {}},
+        {"mmr": {"candidates": 5}},
+        {"mmr": {"candidates": 5}, "fold_superseded": True},
+        {"mmr": {}, "fold_superseded": True},
+        {"mmr": {}, "dedup": {"threshold": 1.0}},
+    ],
+    ids=str,
+)
+async def test_mmr_comes_after_the_newest_of_a_hundred(cluster: Cluster, options: dict[str, Any]) -> None:
+    given = [
+        {
+            "id": f"r{at}", "title": f"Engine 1.{at} release notes", "creation_time": format_instant(from_ms(NOW_MS - (200 - at) * DAY)),
+            "text": f"{NOTES} " + "Release notes again. " * ((60 - at) // 6), "embedding": [1, (60 - at) / 1000, 0],
+        }
+        for at in range(1, 61)
+    ]  # fmt: skip
+    made = await make_collection(cluster, given, dims=3)
+    try:
+        asker = Asker(cluster, made, StandIn(dims=3, vectors={"latest release notes": [1, 0, 0]}))
+        whole = await ask(asker, "latest release notes", top_k=60, **options)
+        assert whole.recency.mode == "equals"
+        assert "r60" in ids(whole)[:5]
+        answer = await ask(asker, "latest release notes", top_k=20, paging=True, **options)
+        seen = ids(answer)
+        while answer.cursor is not None:
+            answer = await asker.page(answer.cursor)
+            seen += ids(answer)
+        assert seen == ids(whole)
+        told = await why(
+            Why.model_validate({"collection": made.name, "query": "latest release notes", "id": "r60", "routes": [TEXT], **PATIENT, **options}),
+            collection=made, doors=asker.doors, caller=Caller(), now_ms=NOW_MS,
+        )  # fmt: skip
+        assert told.rank == seen.index("r60") + 1
+    finally:
+        await drop_collection(cluster, made)
+
+
 async def test_chunks_of_one_document_supersede_nothing(asker: Asker) -> None:
     answer = await ask(asker, collapse=False)
+    assert (answer.recency.mode, answer.recency.reason) == ("off", UNCOMPARED)
     assert rules(answer) == rules(await ask(asker, collapse=False, decay="off"))
     assert all(hit.superseded_by is None for hit in answer.hits)
