@@ -183,7 +183,7 @@ class Search(Query):
     )
     min_relevance: Annotated[Fraction | None, BeforeValidator(or_off), CanBeOff] = Field(
         None,
-        description="Least cosine of a hit, applied in the cluster. Its scale is the model's. With multilingual-e5-small the "
+        description="Least cosine of a hit (of each chunk, where `collapse` is false), applied in the cluster. Its scale is the model's. With multilingual-e5-small the "
         "best hit has 0.83 to 0.92 where something answers the question, 0.80 to 0.85 where nothing does: begin with 0.84; "
         "0.5 cuts nothing. To find one, ask a few questions that nothing answers, and take more than the best `relevance` "
         "they get. Left out: the profile's; 'off': none.",
@@ -198,7 +198,10 @@ class Search(Query):
     mmr: Annotated[Mmr | None, BeforeValidator(or_off), CanBeOff] = Field(
         None, description="Left out: the profile's; 'off': none."
     )
-    collapse: bool = Field(True, description="One hit per document (its best chunk); false: one per chunk.")
+    collapse: bool = Field(
+        True,
+        description="One hit per document (its best chunk); false: one per chunk, none of which supersedes another.",
+    )
     neighbours: Annotated[int, Field(ge=0, le=20), WHOLE] = Field(
         0, description="Chunks before and after the best one that `text` includes."
     )

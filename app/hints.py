@@ -11,6 +11,7 @@ from app import caveats, spelling
 from app.answers import Suggestion
 from app.elastic import Cluster
 from app.errors import HalflifeError
+from app.planning import partial
 from app.recall import Run, ask_all
 
 SUGGEST_LEFT_S: Final = 0.1
@@ -122,7 +123,7 @@ async def look_closer(
     told = {
         key: answer
         for key, answer in zip(different, answers, strict=True)
-        if not isinstance(answer, HalflifeError)
+        if not isinstance(answer, HalflifeError) and partial(answer) is None
     }
     meant = caveats.Meant()
     for run, wanted, keys in told_of:

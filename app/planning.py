@@ -550,6 +550,7 @@ def route_query(
     """Return the route's whole query; with `ids` only those documents can match, wherever they would rank."""
     where = [*route.filters, *([_ids(ids)] if ids is not None else [])]
     others = plan.wordings.get(route.text, ())
+    similarity: float | None = None
     if plan.search.min_relevance is not None:
         similarity = queries.threshold(plan.search.min_relevance, plan.collection.similarity)
         if not route.needs_vector:
@@ -560,8 +561,6 @@ def route_query(
                 filters=[*where, worded], similarity=similarity,
             )  # fmt: skip
             where = [*where, near]
-    else:
-        similarity = None
     inner = None if plan.search.collapse else {"_source": False, "size": CHUNKS_PER_DOCUMENT}
     if route.needs_vector:
         factor = VECTOR_OVERSAMPLE if plan.placement == "route" and route.decay else 1
@@ -630,9 +629,17 @@ def docvalues(plan: Plan) -> list[dict[str, str]]:
     ]
 
 
-def measure_body(plan: Plan, vector: queries.Vector, *, ids: Sequence[str]) -> dict[str, Any]:
-    """Return the body that tells each of the documents' relevance and decay factor, exactly, whatever its rank."""
-    near = queries.vector_query(vector, k=len(ids), num_candidates=len(ids), filters=[_ids(ids)])
+def measure_body(
+    plan: Plan, vector: queries.Vector, *, ids: Sequence[str], chunks: int | None = None
+) -> dict[str, Any]:
+    """Return the body that tells each of the documents' relevance and decay factor, exactly, whatever its rank.
+
+    `chunks`: tell the relevance of so many of its chunks too, the nearest ones.
+    """
+    inner = None if chunks is None else {"name": queries.MEASURED, "_source": False, "size": chunks}
+    near = queries.vector_query(
+        vector, k=len(ids), num_candidates=len(ids), filters=[_ids(ids)], inner_hits=inner
+    )
     should = [queries.named(near, queries.RELEVANCE_NAME)]
     query: dict[str, Any] = {"bool": {"filter": [_ids(ids), *plan.filters], "should": should}}
     if plan.base_decay is not None:
@@ -771,7 +778,7 @@ def read_route(plan: Plan, route: PlannedRoute, answer: Mapping[str, Any]) -> Ro
         candidates=tuple(ranked),
         total=_total(plan, route, answer),
         took_ms=answer.get("took"),
-        partial=_partial(answer),
+        partial=partial(answer),
     )
 
 
@@ -784,7 +791,8 @@ def _total(plan: Plan, route: PlannedRoute, answer: Mapping[str, Any]) -> Total 
     return Total(value=total["value"], relation="gte" if capped else total["relation"])
 
 
-def _partial(answer: Mapping[str, Any]) -> str | None:
+def partial(answer: Mapping[str, Any]) -> str | None:
+    """Return why an answer of the cluster lacks something, if it does."""
     if answer.get("timed_out"):
         return "the time budget ran out before every shard had answered"
     shards = answer.get("_shards", {})
@@ -803,6 +811,7 @@ def _entries(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any]) -> list[Ca
         return [whole]
     chunks = inner["hits"]["hits"]
     if not chunks:
+        # Its title alone matches.
         return [whole._replace(key=chunk_key(whole.id, 0), chunk=0)]
     # The nested score of a document is that of its best chunk; what stands above it (title matches) is shared.
     best = max(chunk["_score"] for chunk in chunks)

@@ -20,6 +20,7 @@ BASE_NAME: Final = "base"
 FACTOR_NAME: Final = "factor"
 """Name of the clause that adds nothing to the score and tells the decay factor."""
 RELEVANCE_NAME: Final = "relevance"
+MEASURED: Final = "measured"
 DEFAULT_FRESH_MS: Final = 30 * DAY_MS
 MAX_LEXICAL_TERMS: Final = 512
 """Distinct words of a query that reach BM25. Each costs up to five clauses; the cluster allows some 8,000 at a
@@ -286,7 +287,10 @@ def chunk_text_query(
     wordings: Sequence[Wording] = (),
     title_boost: float = TITLE_BOOST,
 ) -> dict[str, Any]:
-    """Return the BM25 query that ranks documents by their best chunk, the title's matches shared by all of them."""
+    """Return the BM25 query that ranks documents by their best chunk, the title's matches shared by all of them.
+
+    Of a document whose title alone matches no chunk is told.
+    """
     content = content_words(words)
     nested: dict[str, Any] = {
         "path": fields.CHUNKS,
@@ -297,11 +301,12 @@ def chunk_text_query(
         nested["inner_hits"] = inner_hits
     return {
         "bool": {
-            "must": [{"nested": nested}],
             "should": [
+                {"nested": nested},
                 {"match": {fields.TITLE: {"query": content, "boost": title_boost}}},
                 {"match": {f"{fields.TITLE}.english": {"query": content, "boost": title_boost * STEM_BOOST}}},
             ],
+            "minimum_should_match": 1,
         }
     }
 

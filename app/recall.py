@@ -7,7 +7,7 @@ answers. A failing part is noted on the run, not raised, so that the rest can an
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -26,6 +26,9 @@ PIT_KEEP_ALIVE_S = 120.0
 ROUTE_SHARE = 0.7
 """Of the time left, what the routes may take: the rest brings the documents of what was found."""
 GRACE_S = 0.5
+CHANGED = "some hits were changed while this search ran and are left out"
+IDS_AT_ONCE = 5_000
+"""Documents asked for by id in one search; Elasticsearch answers at most 10,000 hits."""
 NO_VOTES = "votes do not count here: feedback is not configured, or its ratings are being read"
 
 
@@ -47,6 +50,8 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     degraded: bool = False
     failure: HalflifeError | None = None
+    reordered: bool = False
+    """What failed may answer the next page, whose order would be another: such a page gets no cursor."""
     index: str | None = None
     """The index that hits came from; another than the plan's where any did."""
     unwritten: HalflifeError | None = None
@@ -56,8 +61,10 @@ class Run:
     lost: bool = False
     """Its point in time was gone when the cluster was asked: an index was deleted, or a node went with its context."""
 
-    def degrade(self, reason: str, error: HalflifeError | None = None) -> None:
+    def degrade(self, reason: str, error: HalflifeError | None = None, *, reorders: bool = True) -> None:
+        """Note what the answer lacks, and the failure that is to blame; `reorders`: another page may not lack it."""
         self.degraded = True
+        self.reordered |= reorders and error is not None
         if reason not in self.warnings:
             self.warnings.append(reason)
         observing.DEGRADED.labels("other" if error is None else error.code).inc()
@@ -78,7 +85,9 @@ class Run:
 
     def not_rewritten(self, error: HalflifeError) -> None:
         self.unwritten = error
-        self.degrade(f"not rewritten, the query's own words are searched: {error.detail}", error)
+        # Later pages are not rewritten either.
+        reason = f"not rewritten, the query's own words are searched: {error.detail}"
+        self.degrade(reason, error, reorders=False)
 
     def remaining_s(self) -> float:
         return max(0.05, self.deadline - time.monotonic())
@@ -293,6 +302,12 @@ def located(run: Run, body: dict[str, Any], *, share: float = 1.0) -> tuple[dict
     return {}, {**body, **budget, "pit": {"id": run.pit, "keep_alive": keep_alive}}
 
 
+def portions(ids: Iterable[str]) -> list[list[str]]:
+    """Return the distinct ids in lists that one search can bring."""
+    distinct = list(dict.fromkeys(ids))
+    return [distinct[start : start + IDS_AT_ONCE] for start in range(0, len(distinct), IDS_AT_ONCE)]
+
+
 async def ask_all(
     searches: Sequence[tuple[Run, dict[str, Any]]], *, cluster: Cluster, request_id: str | None
 ) -> Sequence[dict[str, Any] | HalflifeError]:
@@ -332,13 +347,13 @@ def _take(ask: _Ask, answer: dict[str, Any] | HalflifeError) -> None:
         if run.index in (None, run.plan.collection.index):
             run.index = hit.get("_index")
     read = read_route(run.plan, ask.route, answer)
+    if read.partial is not None:
+        run.degrade(f"route '{name}' is partial: {read.partial}", Unavailable(read.partial, retry_after_s=1))
     if ask.tail is not None:
         run.tails.setdefault(ask.tail, {})[name] = read
         return
     run.answers[name] = read
     observing.ROUTES.labels(ask.route.kind).observe((read.took_ms or 0) / 1000)
-    if read.partial is not None:
-        run.degrade(f"route '{name}' is partial: {read.partial}", Unavailable(read.partial, retry_after_s=1))
     run.statuses[name] = RouteStatus(
         status="ok" if read.partial is None else "partial",
         took_ms=read.took_ms,

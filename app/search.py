@@ -7,7 +7,7 @@ Never reads settings or the clock: both come in.
 import asyncio
 import base64
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, cast
@@ -23,6 +23,7 @@ from app.collection import Collection
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
+from app.measuring import measure
 from app.planning import (
     Pinned,
     Plan,
@@ -30,7 +31,7 @@ from app.planning import (
     fetch_body,
     id_of,
     make_plan,
-    measure_body,
+    partial,
     pool_body,
     read_route,
     rewritten,
@@ -39,7 +40,7 @@ from app.planning import (
 )
 from app.ranking import STAGES, Ranked
 from app.ratings import Ratings
-from app.recall import NO_VOTES, PIT_KEEP_ALIVE_S, Run, ask_all, fatal, recall
+from app.recall import CHANGED, NO_VOTES, PIT_KEEP_ALIVE_S, Run, ask_all, fatal, portions, recall
 from app.reranking import Reranker
 from app.rewriting import Rewriter
 from app.stages import (
@@ -65,8 +66,6 @@ CLUSTER_EXPLAINED = 10
 """Documents of a page whose explanation by the cluster is asked for: each is a tree of some kilobytes per route."""
 MOST_LISTS = 512
 """Searches that one request may send to the cluster at once."""
-IDS_AT_ONCE = 5_000
-"""Documents asked for by id in one search; Elasticsearch answers at most 10,000 hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +394,8 @@ class _Outcome:
     order: list[Placed]
     page: list[Placed]
     documents: dict[str, dict[str, Any]]
+    reranked_of: int | None = None
+    """How many hits stood in the list of which the reranker read the first ones; None where it read none."""
     missed: dict[str, dict[str, RouteHit]] = field(default_factory=dict)
     explained: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """Document id -> route -> Elasticsearch's explanation."""
@@ -409,7 +410,7 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
             outcomes[id(run)] = failure
         else:
             answered.append(run)
-    measured = await measure(answered, doors=doors, caller=caller)
+    measured = await measure(answered, cluster=doors.cluster, request_id=caller.request_id)
     going: list[tuple[Run, list[Placed]]] = []
     for run in answered:
         terms = measured.get(id(run), {})
@@ -448,15 +449,17 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
             run.degrade(f"not reranked, this is the fused order: {failure.detail}", failure)
         if run.plan.search.rerank is not None and doors.reranker is None:
             run.warnings.append(NO_RERANKER)
+        reranked = run.plan.search.rerank is not None and doors.reranker is not None and failure is None
         if run.offset > 0 and run.offset >= len(order):
-            outcomes[id(run)] = PastWindow(
-                f"the cursor points past the fused window of {run.plan.window}",
-                field="cursor",
-                remedy=f"search again with a larger `fusion.window` (up to 10000) than {run.plan.window}",
-            )
+            outcomes[id(run)] = _past_window(run.plan, reranked=reranked)
             continue
         page = order[run.offset : run.offset + run.plan.search.top_k]
-        outcomes[id(run)] = _Outcome(order=order, page=page, documents=found)
+        outcomes[id(run)] = _Outcome(
+            order=order,
+            page=page,
+            documents=found,
+            reranked_of=sum(not item.tail for item in whole) if reranked else None,
+        )
     await _fetch_pages(outcomes, [run for run, _ in going if has_pool(run.plan)], doors=doors, caller=caller)
     told = [
         (run, out)
@@ -485,6 +488,21 @@ async def _finish(live: list[Run], *, doors: Doors, caller: Caller) -> dict[int,
     return outcomes
 
 
+def _past_window(plan: Plan, *, reranked: bool) -> PastWindow:
+    rerank = plan.search.rerank
+    if reranked and rerank is not None:
+        return PastWindow(
+            f"the cursor points past the {rerank.top_n or rerank.candidates} hits that reranking leaves",
+            field="cursor",
+            remedy="search again with larger `rerank.candidates` (up to 1000), and `rerank.top_n` where it is set",
+        )
+    return PastWindow(
+        f"the cursor points past the fused window of {plan.window}",
+        field="cursor",
+        remedy=f"search again with a larger `fusion.window` (up to 10000) than {plan.window}",
+    )
+
+
 async def fetch_compared(
     going: Sequence[tuple[Run, list[Placed]]], *, doors: Doors, caller: Caller
 ) -> dict[int, Found | HalflifeError]:
@@ -506,56 +524,6 @@ async def _fetch_pages(
             outcome.documents = found
 
 
-@observing.staged("measure")
-async def measure(
-    runs: Sequence[Run], *, doors: Doors, caller: Caller
-) -> dict[int, dict[str, tuple[float, float, float]] | HalflifeError]:
-    """Return, per run with additive fusion and per candidate, (relevance, salience, recency) as the cluster computes them.
-
-    A run's entry is the error that it met instead, if it did.
-    """
-    ids_of: dict[int, dict[str, str]] = {}
-    asked: list[tuple[Run, list[str]]] = []
-    for run in runs:
-        if run.plan.fusion.method != "additive":
-            continue
-        lists = [*run.answers.values(), *(each for tail in run.tails.values() for each in tail.values())]
-        ids_of[id(run)] = {c.key: c.id for answer in lists for c in answer.candidates}
-        asked += [(run, part) for part in _portions(ids_of[id(run)].values())]
-    answers = await _search_all(
-        [(run, measure_body(run.plan, run.vectors[run.plan.search.query], ids=part)) for run, part in asked],
-        doors=doors,
-        caller=caller,
-    )
-    measured: dict[int, dict[str, tuple[float, float, float]] | HalflifeError] = {}
-    by_id: dict[int, dict[str, tuple[float, float, float]]] = {key: {} for key in ids_of}
-    for (run, _), answer in zip(asked, answers, strict=True):
-        if isinstance(answer, HalflifeError):
-            measured[id(run)] = answer
-            continue
-        for hit in answer["hits"]["hits"]:
-            by_id[id(run)][hit["_id"]] = _measured(run, hit)
-    for key, of in ids_of.items():
-        measured.setdefault(key, {each: by_id[key][i] for each, i in of.items() if i in by_id[key]})
-    return measured
-
-
-def _measured(run: Run, hit: Mapping[str, Any]) -> tuple[float, float, float]:
-    told = hit.get("matched_queries") or {}
-    score = told.get(queries.RELEVANCE_NAME)
-    relevance = (
-        0.0 if score is None else min(1.0, max(0.0, queries.cosine_of(score, run.plan.collection.similarity)))
-    )
-    salience = hit.get("fields", {}).get(fields.SALIENCE, [0.0])[0]
-    return relevance, float(salience), float(told.get(queries.FACTOR_NAME, 0.0))
-
-
-def _portions(ids: Iterable[str]) -> list[list[str]]:
-    """Return the distinct ids in lists that one search can bring."""
-    distinct = list(dict.fromkeys(ids))
-    return [distinct[start : start + IDS_AT_ONCE] for start in range(0, len(distinct), IDS_AT_ONCE)]
-
-
 async def _search_all(
     searches: Sequence[tuple[Run, dict[str, Any]]], *, doors: Doors, caller: Caller
 ) -> Sequence[dict[str, Any] | HalflifeError]:
@@ -575,7 +543,7 @@ async def fetch(
     asked = [
         (run, placed, _passage_vector(run), part)
         for run, placed in wanted
-        for part in _portions(item.id for item in placed)
+        for part in portions(item.id for item in placed)
     ]
     answers = await _documents(
         [(run, vector, part) for run, _, vector, part in asked], doors=doors, caller=caller, whole=whole
@@ -597,7 +565,7 @@ async def fetch(
                 reason = "some hits could not be read from their shard and are missing"
                 run.degrade(reason, Unavailable(reason, retry_after_s=1))
             else:
-                run.warnings.append("some hits were changed while this search ran and are left out")
+                run.warnings.append(CHANGED)
     # Documents without a vector are few: they alone are asked for once more, for the chunk that the words fit best.
     answers = await _documents(
         [(run, None, ids) for run, _, ids in bare], doors=doors, caller=caller, whole=whole
@@ -668,8 +636,9 @@ async def _explain_missed(runs: Sequence[tuple[Run, _Outcome]], *, doors: Doors,
         caller=caller,
     )
     for (run, outcome, route, missing), answer in zip(asked, answers, strict=True):
-        if isinstance(answer, HalflifeError):
-            run.warnings.append(f"route '{route.name}' could not be explained: {answer.detail}")
+        lacking = answer.detail if isinstance(answer, HalflifeError) else partial(answer)
+        if isinstance(answer, HalflifeError) or lacking is not None:
+            run.warnings.append(f"route '{route.name}' could not be explained: {lacking}")
             continue
         found = {candidate.key: candidate for candidate in read_route(run.plan, route, answer).candidates}
         for item in missing:
@@ -891,30 +860,58 @@ def _unpacked(request: Mapping[str, Any]) -> dict[str, Any]:
     return {**request, "query_vector": np.frombuffer(base64.b64decode(vector), dtype="<f8").tolist()}
 
 
-def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, now_ms: int) -> str | None:
-    """Return the cursor of the next page; None where there is nothing more.
-
-    Where the window is used up but the routes match more, a warning says so: a loop over pages ends, and knows why.
-    """
-    if run.pit is None:
+def _end(run: Run, outcome: _Outcome) -> str | None:
+    """Return why no more hits follow these, where the routes match more than the caller asked to see."""
+    search = run.plan.search
+    if outcome.reranked_of is not None and search.rerank is not None:
+        rerank = search.rerank
+        if rerank.top_n is not None and rerank.top_n < rerank.candidates:
+            return None
+        if not (search.paging or len(outcome.page) < search.top_k):
+            return None
+        if outcome.reranked_of > rerank.candidates:
+            return (
+                f"reranking ends at its {rerank.candidates} candidates, and {outcome.reranked_of} were found: raise "
+                "`rerank.candidates` (up to 1000) for more hits"
+            )
+    elif not search.paging:
         return None
+    counted_up_to = {route.name: not route.needs_vector for route in run.plan.routes}
+    truncated = any(
+        answer.total is not None
+        and (
+            answer.total.value > len(answer.candidates)
+            # Words are counted up to 10,000 only; of a kNN route "gte" says no more than that it was full.
+            or (counted_up_to[name] and answer.total.relation == "gte")
+        )
+        for name, answer in run.answers.items()
+    )
+    if not truncated:
+        return None
+    return (
+        f"these are the last hits of the fused window of {run.plan.window}, and the routes match more: raise `fusion.window` "
+        "to page further"
+    )
+
+
+def _next_cursor(run: Run, outcome: _Outcome, *, doors: Doors, caller: Caller, now_ms: int) -> str | None:
+    """Return the cursor of the next page; None where there is nothing more, or nothing that fits this page.
+
+    Where the window or the reranker's candidates are used up but the routes match more, a warning says so: a loop over
+    pages ends, and knows why.
+    """
     reached = run.offset + len(outcome.page)
     if reached >= len(outcome.order):
-        counted_up_to = {route.name: not route.needs_vector for route in run.plan.routes}
-        truncated = run.plan.search.rerank is None and any(
-            answer.total is not None
-            and (
-                answer.total.value > len(answer.candidates)
-                # Words are counted up to 10,000 only; of a kNN route "gte" says no more than that it was full.
-                or (counted_up_to[name] and answer.total.relation == "gte")
-            )
-            for name, answer in run.answers.items()
+        if outcome.page and (told := _end(run, outcome)) is not None:
+            run.warnings.append(told)
+        return None
+    if run.pit is None:
+        return None
+    if run.reordered:
+        run.warnings.append(
+            "no cursor: what failed here may answer again, and a next page of that order would repeat hits or leave some out; "
+            "search again to page"
         )
-        if truncated and outcome.page and run.plan.search.paging:
-            run.warnings.append(
-                f"these are the last hits of the fused window of {run.plan.window}, and the routes match more: raise "
-                "`fusion.window` to page further"
-            )
         return None
     payload = cursors.CursorPayload(
         kind="search",

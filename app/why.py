@@ -17,6 +17,7 @@ from app.answers import WhyChunk, WhyResult, WhyRoute
 from app.asking import Search, Why
 from app.collection import Collection
 from app.errors import HalflifeError
+from app.measuring import measure, near_enough
 from app.planning import (
     Candidate,
     Plan,
@@ -38,7 +39,6 @@ from app.search import (
     check_rewriter,
     fetch,
     fetch_compared,
-    measure,
     plan_of,
     recall_where_it_is,
     rewrite,
@@ -80,7 +80,8 @@ async def why(
 
 async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) -> WhyResult:
     plan = run.plan
-    measured = (await measure([run], doors=doors, caller=caller)).get(id(run), {})
+    told = await measure([run], cluster=doors.cluster, request_id=caller.request_id)
+    measured = told.get(id(run), {})
     if isinstance(measured, HalflifeError):
         raise measured
     fused, run.recency = adapted(plan, rated(plan, fuse(plan, run.answers, run.tails, measured)))
@@ -277,9 +278,15 @@ async def _seen(document_id: str, run: Run, *, doors: Doors, caller: Caller) -> 
     asked = [route for route in plan.routes if route.name in run.answers]
     bodies = [route_body(plan, route, run.vectors, size=1, ids=[document_id]) for route in asked]
     answers = await _ask(bodies, run, doors=doors, caller=caller)
+    read = {
+        route.name: read_route(plan, route, answer)
+        for route, answer in zip(asked, answers, strict=True)
+        if not isinstance(answer, HalflifeError)
+    }
+    read = dict(await near_enough(run, read, cluster=doors.cluster, request_id=caller.request_id))
     candidates: dict[str, Candidate | None] = {}
-    for route, answer in zip(asked, answers, strict=True):
-        found = [] if isinstance(answer, HalflifeError) else read_route(plan, route, answer).candidates
+    for route in asked:
+        found = read[route.name].candidates if route.name in read else ()
         candidates[route.name] = found[0] if found else None
     counted: list[tuple[str, int]] = []
     bodies = []

@@ -75,7 +75,9 @@ ROOMS = (
     Row(
         "hints",
         {
-            "hints": "what is asked once an answer is made: other spellings, what may be wrong where nothing is found"
+            "hints": "what is asked once an answer is made: other spellings, what may be wrong where nothing is found",
+            # Between recall and the stages: `why` measures as a search does.
+            "measuring": "what lists don't tell of their candidates: relevance of each, salience, recency",
         },
     ),
     # Between them: it reads what the steps made, and is read by the use case that explains.

@@ -295,7 +295,8 @@ CASES: list[Case] = [
                             base(
                                 {
                                     "bool": {
-                                        "must": [
+                                        "minimum_should_match": 1,
+                                        "should": [
                                             {
                                                 "nested": {
                                                     "path": "chunks",
@@ -312,9 +313,7 @@ CASES: list[Case] = [
                                                     "score_mode": "max",
                                                     "inner_hits": {"_source": False, "size": 20},
                                                 }
-                                            }
-                                        ],
-                                        "should": [
+                                            },
                                             {"match": {"title": {"query": "carry over", "boost": 1.5}}},
                                             {"match": {"title.english": {"query": "carry over", "boost": 1.5}}},
                                         ],

@@ -193,6 +193,12 @@ async def test_a_failing_model_costs_the_rewriting_alone(asker: Asker, chat: Cha
     assert any("not rewritten" in warning for warning in answer.warnings)
     with pytest.raises(Unavailable, match="not rewritten"):
         await asker.ask(QUERY, strict=True, **ASKED, **TEXT)
+    # Later pages are not rewritten either, so they fit.
+    first = await asker.ask(QUERY, paging=True, top_k=1, rewrite={"keywords": True})
+    assert first.degraded
+    assert first.cursor is not None
+    assert not any("no cursor" in warning for warning in first.warnings)
+    assert (await asker.page(first.cursor)).hits
 
 
 @pytest.mark.node

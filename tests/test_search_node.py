@@ -33,6 +33,7 @@ from app.errors import (
 )
 from app.filters import compile_filter
 from app.planning import id_of
+from app.ranking import Profile
 from app.search import Caller, search
 from app.times import format_instant, from_ms, parse_instant, to_ms
 from tests.searching import (
@@ -557,6 +558,134 @@ async def test_a_point_in_time_that_is_lost_again_is_told(asker: Asker) -> None:
     assert losing.asked == 2
 
 
+async def test_the_pages_of_a_batch_end_each_by_itself(asker: Asker) -> None:
+    short = {"query": QUERY, "top_k": 2, "filter": {"id": ["doc-001", "doc-002", "doc-003"]}, "paging": True}
+    long = {"query": QUERY, "top_k": 3, "paging": True}
+    first, other = await asker.batch(short, long)
+    assert isinstance(first, SearchResult)
+    assert isinstance(other, SearchResult)
+    assert first.cursor is not None
+    assert other.cursor is not None
+    last = await asker.page(first.cursor)
+    assert (len(last.hits), last.cursor) == (1, None)
+    # What is closed is closed in the background.
+    await asyncio.sleep(0.1)
+    more = await asker.page(other.cursor)
+    assert [*ids(other), *ids(more)] == ids(await asker.ask(QUERY, top_k=6))
+    # The answer of a last page may be lost on its way, and be asked for again.
+    assert ids(await asker.page(first.cursor)) == ids(last)
+
+
+async def test_a_degraded_page_has_no_cursor(cluster: Cluster, shelf: Collection) -> None:
+    embedder = StandIn(dims=DIMS, vectors={QUERY: QUERY_VECTOR}, error=EmbedderUnavailable("asleep"))
+    reranker = Scores(lambda text: 0.5, RerankerFailed("answered nonsense"))
+    asker = Asker(cluster, shelf, embedder, reranker=reranker)
+    for options in ({}, {"routes": [TEXT], "rerank": {}}):
+        answer = await asker.ask(QUERY, paging=True, **options)
+        assert answer.degraded
+        assert len(answer.hits) == 10
+        # The page after it would be the second of another order as soon as all is well.
+        assert answer.cursor is None
+        assert any(warning.startswith("no cursor: what failed here") for warning in answer.warnings)
+    # Without a further page there is nothing to tell.
+    whole = await asker.ask(QUERY, paging=True, filter={"id": ["doc-001"]})
+    assert whole.degraded
+    assert not any("no cursor" in warning for warning in whole.warnings)
+    embedder.error = None
+    assert (await asker.ask(QUERY, paging=True)).cursor is not None
+
+
+async def test_a_page_goes_on_under_a_profile_whose_window_is_shorter(asker: Asker) -> None:
+    profile = Profile.model_validate({"decay": "off", "fusion": {"window": 5, "method": "rrf"}})
+    asker.collection = asker.collection.model_copy(
+        update={"profiles": {"p": profile}, "default_profile": "p"}
+    )
+    own = [{"kind": "text", "decay": {"half_life": "400d"}}, {"kind": "vector"}]
+    for options in ({}, {"routes": own}):
+        first = await asker.ask(QUERY, top_k=6, paging=True, **options)
+        assert first.cursor is not None
+        second = await asker.page(first.cursor)
+        assert len({*ids(first), *ids(second)}) == len([*first.hits, *second.hits]) > 6
+
+
+ONE_BY_ONE = {"query_vector": QUERY_VECTOR}
+"""Nothing is to be embedded: one request brings all lists, the next one what is read of them."""
+
+
+class Lacking:
+    """A cluster of which a shard fails at the chosen requests: the answers lose every second hit, and say so."""
+
+    def __init__(self, cluster: Cluster, at: int, *, larger_than: int = 0) -> None:
+        self.cluster = cluster
+        self.at = at
+        self.larger_than = larger_than
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cluster, name)
+
+    async def msearch(self, searches: Any, **options: Any) -> Any:
+        answers = await self.cluster.msearch(searches, **options)
+        for (_, body), answer in zip(searches, answers, strict=True):
+            assert isinstance(answer, dict)
+            if self.asked == self.at and body["size"] > self.larger_than:
+                answer["hits"]["hits"] = answer["hits"]["hits"][::2]
+                failure = {"reason": {"reason": "disk on fire"}}
+                answer["_shards"] = {"total": 2, "failed": 1, "failures": [failure]}
+        self.asked += 1
+        return answers
+
+
+async def test_what_a_failed_shard_could_not_measure_is_left_out_and_told(asker: Asker) -> None:
+    memory = {
+        "decay": {"hourly_loss": 0.001, "floor": 0},
+        "fusion": {"method": "additive"},
+        "top_k": 60,
+        **ONE_BY_ONE,
+    }
+    whole = await asker.ask(QUERY, **memory)
+    asker.doors = replace(asker.doors, cluster=cast(Cluster, Lacking(asker.cluster, 1)))
+    answer = await asker.ask(QUERY, **memory)
+    assert answer.degraded
+    assert any(
+        "could not be measured" in warning and "disk on fire" in warning for warning in answer.warnings
+    )
+    scores = {hit.id: hit.score for hit in whole.hits}
+    assert all(hit.score == scores.get(hit.id, hit.score) for hit in answer.hits)
+    assert len(answer.hits) > 1
+    both = set(ids(answer)) & set(ids(whole))
+    assert [name for name in ids(whole) if name in both] == [name for name in ids(answer) if name in both]
+    assert all(
+        hit.additive and hit.additive["relevance"] + hit.additive["recency"] > 0 for hit in answer.hits
+    )
+    asker.doors = replace(asker.doors, cluster=cast(Cluster, Lacking(asker.cluster, 1)))
+    with pytest.raises(Unavailable, match="strict"):
+        await asker.ask(QUERY, strict=True, **memory)
+
+
+async def test_a_failed_shard_in_the_lists_of_a_long_page_is_told(asker: Asker) -> None:
+    assert not (await asker.ask(QUERY, top_k=300)).degraded
+    lacking = Lacking(asker.cluster, 0, larger_than=100)
+    asker.doors = replace(asker.doors, cluster=cast(Cluster, lacking))
+    answer = await asker.ask(QUERY, top_k=300, **ONE_BY_ONE)
+    assert answer.degraded
+    assert any("is partial: 1 of 2 shards failed" in warning for warning in answer.warnings)
+
+
+@pytest.mark.parametrize(
+    "options", [{"mmr": {}}, {"mmr": {}, "fold_superseded": True}, {"dedup": {}}, {"rerank": {}}, {"mmr": {}, "dedup": {}}], ids=str
+)  # fmt: skip
+async def test_stages_do_without_the_documents_of_a_failed_shard(
+    cluster: Cluster, shelf: Collection, options: dict[str, Any]
+) -> None:
+    embedder = StandIn(dims=DIMS, vectors={QUERY: QUERY_VECTOR})
+    asker = Asker(cluster, shelf, embedder, reranker=Scores(lambda text: 1 / (1 + len(text))))
+    asker.doors = replace(asker.doors, cluster=cast(Cluster, Lacking(cluster, 1)))
+    answer = await asker.ask(QUERY, fusion={"window": 300}, **ONE_BY_ONE, **options)
+    assert answer.hits
+    assert answer.degraded
+
+
 async def test_a_page_keeps_the_whole_request(asker: Asker) -> None:
     options: dict[str, Any] = {
         "top_k": 3, "mmr": {"lambda": 0.25}, "decay": {"rate": "0.02/h", "offset": "36h"}, "highlight": True,
@@ -883,6 +1012,35 @@ async def test_a_longer_page_brings_the_reranker_no_more(cluster: Cluster, shelf
     assert ids(long)[:10] == ids(short)
     assert len(set(reranker.calls)) == 1
     assert all(0 <= hit.score <= 1 for hit in long.hits), "logits become probabilities"
+
+
+async def test_the_end_of_what_was_reranked_is_told(cluster: Cluster, shelf: Collection) -> None:
+    asker = Asker(
+        cluster, shelf, StandIn(dims=DIMS, vectors={QUERY: QUERY_VECTOR}), reranker=Scores(lambda text: 0.5)
+    )
+
+    def told(answer: SearchResult) -> list[str]:
+        return [
+            warning for warning in answer.warnings if "`rerank.candidates`" in warning or "window" in warning
+        ]
+
+    answer = await asker.ask(QUERY, top_k=100, rerank={})
+    assert len(answer.hits) == 50
+    [warning] = told(answer)
+    assert warning.startswith("reranking ends at its 50 candidates, and ")
+    assert told(await asker.ask(QUERY, top_k=50, rerank={})) == []
+    first = await asker.ask(QUERY, top_k=30, rerank={}, paging=True)
+    assert first.cursor is not None
+    assert told(first) == []
+    last = await asker.page(first.cursor)
+    assert (len(last.hits), last.cursor) == (20, None)
+    assert told(last) == [warning]
+    # As many as were asked for; and where all that was found is reranked, the window is what ends it.
+    assert told(await asker.ask(QUERY, top_k=100, rerank={"top_n": 20})) == []
+    [warning] = told(await asker.ask(QUERY, top_k=300, rerank={"candidates": 1000}))
+    assert "fused window of 100" in warning
+    few = {"id": [f"doc-{at:03d}" for at in range(1, 9)]}
+    assert told(await asker.ask(QUERY, top_k=100, rerank={"candidates": 1000}, filter=few)) == []
 
 
 async def test_a_failed_reranker_leaves_the_fused_order(cluster: Cluster, shelf: Collection) -> None:
