@@ -49,8 +49,12 @@ def check_key(api_key: str | None, *, what: str) -> None:
     """Raise ValueError where the key can't stand in a header, which shows only at the first call otherwise."""
     if api_key is not None and not api_key.strip():
         raise ValueError(f"{what} is blank: leave it out where the server wants none")
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise ValueError(f"{what} holds characters that HTTP headers refuse (a line end, perhaps)")
+    if api_key is not None and not (
+        api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()
+    ):
+        raise ValueError(
+            f"{what} holds characters that HTTP headers refuse (a line end or a space around it, perhaps)"
+        )
 
 
 def open_client(

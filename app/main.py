@@ -23,6 +23,7 @@ from pydantic import SecretStr
 from app import api_collections, api_documents, api_search, catalog, indexing, observing, openapi, watching
 from app.api import Service, health, install_handlers
 from app.collection import Collection
+from app.dialling import check_key, parse_url
 from app.edge import HELD_BODIES, OPEN_PATHS, Edge, Guard
 from app.elastic import Cluster
 from app.embedding import Embedder
@@ -62,9 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     template, an index or the embedder's dims do not fit. Raises InvalidRequest for keys that can't be used.
     """
     keys = open_keys(settings)
-    tracing = None
-    if settings.traces_endpoint is not None:
-        tracing = observing.trace_to(settings.traces_endpoint, service="halflife", version=VERSION)
+    tracing = _open_tracing(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -154,6 +153,23 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn a setting that can't work into an error with its remedy."""
+    try:
+        yield
+    except ValueError as cause:
+        raise InvalidRequest(f"{what}: {cause}", remedy=f"correct the HALFLIFE_{what}_… settings") from cause
+
+
+@_explained("TRACES")
+def _open_tracing(settings: Settings) -> observing.Tracing | None:
+    if settings.traces_endpoint is None:
+        return None
+    parse_url(settings.traces_endpoint, what="the collector's address")
+    return observing.trace_to(settings.traces_endpoint, service="halflife", version=VERSION)
+
+
 def open_keys(settings: Settings) -> KeyFile | Keyring | None:
     """Return the configured keys, None where none are configured. Raises InvalidRequest for such as can't be used."""
     if settings.keys_file:
@@ -184,28 +200,25 @@ def _plain(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 
+@_explained("ELASTICSEARCH")
 def open_cluster(settings: Settings) -> Cluster:
-    """Return a connection to the configured cluster; nothing is sent yet."""
+    """Return a connection to the configured cluster; nothing is sent yet. Raises InvalidRequest for settings that can't work."""
+    api_key, username = _plain(settings.elasticsearch_api_key), settings.elasticsearch_username
+    password = _plain(settings.elasticsearch_password)
+    check_key(api_key, what="the API key")
+    if not f"{username}{password}".isascii():
+        raise ValueError("its client can send a user and a password of ASCII characters only")
     return Cluster.connect(
         urls=settings.elasticsearch_urls,
-        api_key=_plain(settings.elasticsearch_api_key),
-        username=settings.elasticsearch_username,
-        password=_plain(settings.elasticsearch_password),
+        api_key=api_key,
+        username=username,
+        password=password,
         ca_certs=settings.elasticsearch_ca,
         verify_certs=settings.elasticsearch_verify_certs,
         request_timeout_s=settings.elasticsearch_timeout_s,
         connections=settings.elasticsearch_connections,
         pool_wait_s=settings.elasticsearch_pool_wait_s,
     )
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Turn a setting that can't work into an error with its remedy."""
-    try:
-        yield
-    except ValueError as cause:
-        raise InvalidRequest(f"{what}: {cause}", remedy=f"correct the HALFLIFE_{what}_… settings") from cause
 
 
 @_explained("EMBEDDING")

@@ -7,6 +7,7 @@ remedy, not as a stack trace.
 import argparse
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -265,8 +266,8 @@ def refuse_without_keys(host: str, settings: "Settings") -> None:
     if not settings.keyed and not is_loopback(host):
         raise StartFailed(
             f"no keys are configured, and {host} can be reached from other machines",
-            remedy="make a key (`halflife keys create --file keys.json …`) and set HALFLIFE_KEYS_FILE, or serve on "
-            "127.0.0.1",
+            remedy="make a key (`halflife keys create`): with --file keys.json for HALFLIFE_KEYS_FILE, or with --entry for "
+            "HALFLIFE_KEYS; or serve on 127.0.0.1",
         )
 
 
@@ -278,9 +279,13 @@ def listen(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except (OSError, OverflowError) as cause:
         sock.close()
+        remedy = "choose another --port"
+        if isinstance(cause, socket.gaierror) or getattr(cause, "errno", None) == errno.EADDRNOTAVAIL:
+            remedy = "serve on an address of this machine (--host, HALFLIFE_HOST)"
+        elif getattr(cause, "errno", None) == errno.EADDRINUSE:
+            remedy = "stop the program that has the port, or choose another --port"
         raise StartFailed(
-            f"can't listen on {host}:{port} ({getattr(cause, 'strerror', None) or cause})",
-            remedy="stop the program that has the port, or choose another --port",
+            f"can't listen on {host}:{port} ({getattr(cause, 'strerror', None) or cause})", remedy=remedy
         ) from cause
     return sock
 

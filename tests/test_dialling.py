@@ -58,7 +58,7 @@ def test_a_blank_key_is_told_as_one(key: str) -> None:
         check_key(key, what="the key")
 
 
-@pytest.mark.parametrize("key", ["a\nb", "schlüssel", "key\n"])
+@pytest.mark.parametrize("key", ["a\nb", "schlüssel", "key\n", " key"])
 def test_a_key_that_no_header_takes_is_refused_at_once(key: str) -> None:
     with pytest.raises(ValueError, match="the key holds characters that HTTP headers refuse"):
         check_key(key, what="the key")

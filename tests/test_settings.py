@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest
+from app.main import create_app
 from app.settings import EMPTY_IS_A_CHOICE, Settings
-from scripts.serving import named, read_settings
+from scripts.serving import StartFailed, listen, named, read_settings
 
 NAMES = sorted(Settings.model_fields)
 
@@ -104,6 +105,52 @@ def test_a_secret_that_may_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch, 
         InvalidRequest, match=r"the file of cursor_secret can't be read \(Permission denied\)"
     ):
         read_settings()
+
+
+NO_DOOR: dict[str, tuple[dict[str, str], str]] = {
+    "a key with a line end inside": ({"ELASTICSEARCH_API_KEY": "a\nb"}, "ELASTICSEARCH: the API key holds"),
+    "a user that can't be sent": (
+        {"ELASTICSEARCH_USERNAME": "é", "ELASTICSEARCH_PASSWORD": "p"}, "a user and a password of ASCII",
+    ),
+    "a password that can't be sent": (
+        {"ELASTICSEARCH_USERNAME": "u", "ELASTICSEARCH_PASSWORD": "é"}, "a user and a password of ASCII",
+    ),
+    "a CA that is not there": (
+        {"ELASTICSEARCH_URL": "https://a", "ELASTICSEARCH_CA": "missing"}, "a CA file that exists",
+    ),
+    "no address": ({"ELASTICSEARCH_URL": "a:9200"}, "is not an address of Elasticsearch"),
+    "a space around a key": ({"EMBEDDING_API_KEY": "key "}, "EMBEDDING: the embedding API key holds"),
+    "a reranker's address": ({"RERANK_URL": "a"}, "RERANK: the reranker's URL must start with"),
+    "a collector's address": ({"TRACES_ENDPOINT": "a"}, "TRACES: the collector's address must start with"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given, told", NO_DOOR.values(), ids=NO_DOOR)
+async def test_a_setting_that_cannot_work_ends_the_start_in_words(
+    given: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(f"HALFLIFE_{name}", value)
+
+    async def start() -> None:
+        app = create_app(read_settings())
+        async with app.router.lifespan_context(app):
+            pass
+
+    with pytest.raises(InvalidRequest) as refused:
+        await start()
+    assert told in f"{refused.value.detail}; {refused.value.remedy}"
+
+
+def test_an_address_to_listen_on_that_cannot_be_had_is_told_with_what_helps() -> None:
+    with pytest.raises(StartFailed) as unknown:
+        listen("192.0.2.1", 0)  # of no machine: it is for documentation
+    assert "HALFLIFE_HOST" in (unknown.value.remedy or "")
+    with listen("127.0.0.1", 0) as taken:
+        taken.listen()
+        with pytest.raises(StartFailed) as busy:
+            listen("127.0.0.1", taken.getsockname()[1])
+    assert "stop the program" in (busy.value.remedy or "")
 
 
 def test_a_further_model_has_nothing_of_the_first_but_what_it_cannot_name(
