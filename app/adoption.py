@@ -140,7 +140,7 @@ class Adopter:
                 self._cluster, self._name, options, dims=dims, model=model, moment=self._now()
             )
             target = (await catalog.get(self._cluster, self._name)).collection
-            await self._bring(origins, target, self._write_alias)
+            await self._bring(origins, target, partial(self._write_alias, target))
             self._refuse(allow_missing)
         return self._result
 
@@ -184,7 +184,12 @@ class Adopter:
                             **catalog.read_alias_properties(),
                         }
                     },
-                    {"add": {"index": target.index, "alias": names.write_alias(self._name, 1)}},
+                    {
+                        "add": {
+                            "index": target.index,
+                            "alias": names.write_alias(self._name, names.first_generation(self._now())),
+                        }
+                    },
                 ]
             )
             replaced = True
@@ -303,9 +308,18 @@ class Adopter:
         where = target.index if self._replaces else names.read_alias(self._name)
         return await copying.versions(self._cluster, where, ids, budget_s=self._patience_s)
 
-    async def _write_alias(self) -> str:
-        standing = await self._again(lambda: moves.standing(self._cluster, self._name))
-        return names.write_alias(self._name, standing.generation, "a")
+    async def _write_alias(self, target: Collection) -> str:
+        """Return the alias to write through; raise Conflict where documents were made for another kind of collection."""
+        known = await self._again(lambda: catalog.get(self._cluster, self._name))
+        for fact in ("uid", "model", "dims", "similarity", "declared"):
+            if getattr(known.collection, fact) != getattr(target, fact):
+                raise Conflict(
+                    f"the collection `{self._name}` was changed meanwhile: its `{fact}` is another",
+                    remedy="run it again: what was brought in stays",
+                )
+        leads = known.target or known.fence
+        assert leads is not None
+        return names.write_alias(self._name, leads.generation, "a")
 
     async def _convert(self, hits: Sequence[Hit], target: Collection) -> list[tuple[str, int, bytes]]:
         """Return (id, version, document); what does not fit is noted as a failure."""

@@ -11,15 +11,15 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.resources import files
-from typing import Any, cast, get_args
+from typing import Any, Final, cast, get_args
 
 from pydantic import ValidationError
 
-from app import fields, names, synonyms, turns
+from app import fields, moves, names, synonyms, turns
 from app.collection import (
     MOST_DECLARED,
     Ages,
@@ -66,6 +66,11 @@ _DECLARED: dict[DeclaredType, Json] = {
     # 8191 characters of four bytes are the longest that Lucene takes as one term.
     "keyword": {"type": "keyword", "ignore_above": 8191},
 }
+FENCES: Final = 4
+"""How often writers are kept out again where others let them in before keys are declared."""
+IN_FENCE_S: Final = 3.0
+"""Longest wait for one change of an index while writers are kept out of it."""
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _REINDEX = "reindex the collection into a new index (`halflife reindex`)"
 
 
@@ -263,9 +268,10 @@ def _dumped(experiment: Experiment | None) -> Json | None:
     return None if experiment is None else experiment.model_dump(mode="json", exclude_none=True)
 
 
-def first_aliases(name: str) -> dict[str, Json]:
-    """Return the aliases that the first index of a collection is born with."""
-    return {names.read_alias(name): read_alias_properties(), names.write_alias(name, 1): {}}
+def first_aliases(name: str, moment: datetime) -> dict[str, Json]:
+    """Return the aliases that the first index of a collection made at `moment` is born with."""
+    writing = names.write_alias(name, names.first_generation(moment))
+    return {names.read_alias(name): read_alias_properties(), writing: {}}
 
 
 def read_alias_properties() -> Json:
@@ -314,9 +320,8 @@ async def create(
         except NotFound:
             _check_named(options.default_profile, options.experiment, {})
     index = names.index_name(name, moment)
-    body = index_body(
-        name, options, dims=dims, model=model, slot_aliases=first_aliases(name), uid=index, rules=rules
-    )
+    aliases = first_aliases(name, moment)
+    body = index_body(name, options, dims=dims, model=model, slot_aliases=aliases, uid=index, rules=rules)
     try:
         found = await _create_once(cluster, name, index, body)
     except SchemaMismatch:
@@ -358,7 +363,6 @@ async def change(
         )
     if added:
         await _check_declarable(cluster, collection, added)
-    typed = {key: _DECLARED[kind] for key, kind in sorted(added.items())}
 
     def revised(meta: Json) -> Json:
         given = {key: value for key, value in _ranking(options).items() if key in named}
@@ -374,7 +378,7 @@ async def change(
         return made
 
     return await _revise(
-        cluster, collection, revised, typed=typed, settings=wanted, if_revision=options.if_revision
+        cluster, collection, revised, declares=added, settings=wanted, if_revision=options.if_revision
     )
 
 
@@ -431,15 +435,15 @@ async def _revise(
     collection: Collection,
     revised: Callable[[Json], Json],
     *,
-    typed: Mapping[str, Json] | None = None,
+    declares: Mapping[str, DeclaredType] | None = None,
     settings: Mapping[str, Any] | None = None,
     if_revision: int | None = None,
 ) -> Collection:
     """Change what a collection's `_meta` says to what `revised` makes of it, in turn with all others who do so.
 
-    `typed`: mappings of declared keys that are new, of the collection's index and no other. `settings`: the index is to
-    have them, for which there are no revisions. Raises Conflict, with nothing changed, where the collection is not at
-    `if_revision`.
+    `declares`: keys that are new, of the collection's index and no other. `settings`: the index is to have them, for
+    which there are no revisions. Raises Conflict, with nothing changed, where the collection is not at `if_revision`,
+    or documents have a key already.
     """
     mapping = (await cluster.get_mapping(collection.index))[collection.index]
     if (
@@ -461,38 +465,120 @@ async def _revise(
                 remedy="read them again, make your change to what they are now, and send their `revision`",
                 revision=revision,
             )
-        if typed and index != collection.index:
+        if declares and index != collection.index:
             raise ClusterUnavailable(
                 f"`{collection.name}` has got another index meanwhile",
                 remedy="send it again",
                 retry_after_s=1,
             )
         made = revised(meta)
-        # First what has no revision: where it fails, the same request can be sent again.
-        if changed := await _unlike(cluster, index, settings or {}):
-            await cluster.put_settings(index, {"index": changed}, timeout_s=turn.call_s())
-        if made != meta:
-            made["revision"] = revision + 1
-            body: Json = {"_meta": {**mapping["_meta"], "halflife": made}}
+        before = meta.get("declared", {})
+        new = {key: kind for key, kind in (declares or {}).items() if key not in before}
+
+        def call_s() -> float:
+            return min(turn.call_s(), IN_FENCE_S) if new else turn.call_s()
+
+        async def put(wanted: Json, *, typed: Mapping[str, DeclaredType]) -> None:
+            body: Json = {"_meta": {**mapping["_meta"], "halflife": wanted}}
             if typed:
+                properties = {key: _DECLARED[kind] for key, kind in sorted(typed.items())}
                 body["properties"] = {
-                    fields.DECLARED: {"type": "object", "dynamic": "strict", "properties": dict(typed)}
+                    fields.DECLARED: {"type": "object", "dynamic": "strict", "properties": properties}
                 }
+            await cluster.put_mapping(index, body, timeout_s=call_s())
+
+        async def apply() -> None:
+            # First what has no revision: where it fails, the same request can be sent again.
+            if changed := await _unlike(cluster, index, settings or {}):
+                await cluster.put_settings(index, {"index": changed}, timeout_s=call_s())
+            if made == meta:
+                return
+            made["revision"] = revision + 1
             lost: HalflifeError | None = None
             try:
-                await cluster.put_mapping(index, body, timeout_s=turn.call_s())
+                await put(made, typed=new)
             except Unavailable as error:
                 lost = error
             # Whether it is in force: its answer may have been lost, or another's change have come late.
-            mapping = (await cluster.get_mapping(index))[index]
-            now = mapping["_meta"]["halflife"]
+            now = (await cluster.get_mapping(index))[index]["_meta"]["halflife"]
             if now.get("revision", 0) <= revision or revised(now) != now:
                 raise lost or ClusterUnavailable(
                     f"changing the options of `{collection.name}`: another change undid it",
                     remedy="read them again, and send it again where it is missing",
                     retry_after_s=1,
                 )
+
+        async def undo() -> None:
+            await put({**meta, "revision": revision + 2}, typed={})
+
+        if new:
+            await _declare(cluster, collection, new, apply=apply, undo=undo)
+        else:
+            await apply()
+        mapping = (await cluster.get_mapping(index))[index]
     return read_collection(collection.name, index, mapping)
+
+
+async def _declare(
+    cluster: Cluster,
+    collection: Collection,
+    new: Mapping[str, DeclaredType],
+    *,
+    apply: Callable[[], Awaitable[None]],
+    undo: Callable[[], Awaitable[None]],
+) -> None:
+    """Do `apply`, which declares keys, where no document has one of them, and let in no write that doesn't know of it.
+
+    Processes remember for seconds what is declared, and a write may wait for its embedding for longer: what they write
+    would lack the typed copies. So writers are kept out behind a fence, the documents counted and the keys declared;
+    whoever comes with the write alias of before is turned away, and reads again what is declared.
+    """
+    name, index = collection.name, collection.index
+    applied = False
+    for _ in range(FENCES):
+        standing = await moves.standing(cluster, name)
+        if standing.fenced == index:
+            # Of a process that was killed, or of a reindex, which then makes another.
+            await moves.lift(cluster, name, index=index, generation=standing.generation)
+            continue
+        if standing.written != index or standing.live != index:
+            break
+        untouched = fenced = False
+        try:
+            async with asyncio.timeout(moves.FENCE_TIMEOUT_S - IN_FENCE_S):
+                try:
+                    fenced = True
+                    await moves.fence(cluster, name, index=index, generation=standing.generation)
+                except NotFound:
+                    fenced = False
+                    continue
+                try:
+                    await _check_declarable(cluster, collection, new)
+                except Conflict:
+                    if applied:
+                        await undo()
+                    raise
+            if not applied:
+                await apply()
+                applied = True
+        except TimeoutError as error:
+            raise _not_declared(name) from error
+        finally:
+            if fenced:
+                lifting = moves.lift(cluster, name, index=index, generation=standing.generation + 1)
+                untouched = await asyncio.shield(asyncio.ensure_future(lifting))
+        if untouched:
+            return
+        # Somebody has let writers in meanwhile, perhaps before the keys were declared: count again.
+    raise _not_declared(name)
+
+
+def _not_declared(name: str) -> ClusterUnavailable:
+    return ClusterUnavailable(
+        f"declaring keys of `{name}`: writers could not be kept out for as long as it takes",
+        remedy="send it again",
+        retry_after_s=1,
+    )
 
 
 async def _unlike(cluster: Cluster, index: str, settings: Mapping[str, Any]) -> Json:
@@ -637,7 +723,7 @@ async def get(cluster: Cluster, name: str) -> Known:
             remedy=f"add it again with POST /_aliases and {json.dumps({'filter': TOMBSTONES_HIDDEN})}",
         )
     mapping = (await cluster.get_mapping(index))[index]
-    target = _target(name, aliases)
+    target = _target(name, aliases, index)
     collection = read_collection(name, index, mapping)
     if target.slot == "b":
         return Known(collection, None, fence=target)
@@ -649,8 +735,11 @@ def absent(name: str) -> NotFound:
     return NotFound(f"there is no collection `{name}`", remedy=f"create it with PUT /v1/collections/{name}")
 
 
-def _target(name: str, aliases: Mapping[str, Mapping[str, Json]]) -> WriteTarget:
-    """Return the write alias of the newest generation: its `a`, or the `b` that stands alone behind a fence."""
+def _target(name: str, aliases: Mapping[str, Mapping[str, Json]], index: str) -> WriteTarget:
+    """Return the write alias of the newest generation: its `a`, or the `b` that stands alone behind a fence.
+
+    `index` is the one that is read.
+    """
     targets: list[WriteTarget] = []
     for alias, indices in aliases.items():
         parsed = names.parse_write_alias(alias)
@@ -663,9 +752,10 @@ def _target(name: str, aliases: Mapping[str, Mapping[str, Json]]) -> WriteTarget
             )
         targets.append(WriteTarget(alias, next(iter(indices)), parsed[1], parsed[2]))
     if not targets:
+        moment = names.made_at(index) if names.collection_of(index) == name else _LONG_AGO
         raise SchemaMismatch(
             f"the collection `{name}` has no write alias",
-            remedy=f"add `{names.write_alias(name, 1)}` to its index with POST /_aliases",
+            remedy=f"add `{names.write_alias(name, names.first_generation(moment))}` to its index with POST /_aliases",
         )
     return min(targets, key=lambda target: (-target.generation, target.slot))
 
@@ -919,7 +1009,8 @@ class Catalog:
     """Collections by name, remembered for a few seconds so that a request doesn't pay two round trips for them.
 
     A stale entry is harmless: readers go through the alias, and a writer of an old generation is turned away by the
-    cluster and asks again with `fresh=True`.
+    cluster and asks again with `fresh=True`. Each collection has generations of its own, a later one of the same name
+    too, and a new one begins with each key that is declared.
     """
 
     def __init__(

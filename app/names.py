@@ -5,13 +5,15 @@ with `halflife_`, which no collection's name can reach.
 """
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 PREFIX = "halflife-"
 OWN_PREFIX = "halflife_"
 
 Slot = Literal["a", "b"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _INDEX = re.compile(r"halflife-(?P<collection>[a-z0-9][a-z0-9_-]*)-(?P<moment>\d{17})")
 _WRITE_ALIAS = re.compile(
@@ -27,10 +29,19 @@ def read_alias(collection: str) -> str:
 
 
 def write_alias(collection: str, generation: int, slot: Slot = "a") -> str:
-    """Return the alias that writes of one generation address; generations count from 1."""
+    """Return the alias that writes of one generation address: at least 1, later ones are higher."""
     if generation < 1:
         raise ValueError(f"generations count from 1, not {generation}")
     return f"{PREFIX}{collection}-w-{generation}-{slot}"
+
+
+def first_generation(moment: datetime) -> int:
+    """Return the generation that a collection made at `moment` (aware) begins with: microseconds since 1970.
+
+    No two collections of one name have one in common, so a writer of a deleted one never reaches the one made after
+    it. Those of earlier releases began with 1.
+    """
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def index_name(collection: str, moment: datetime) -> str:
@@ -39,6 +50,17 @@ def index_name(collection: str, moment: datetime) -> str:
         raise ValueError("the moment of an index name needs its time zone")
     utc = moment.astimezone(UTC)
     return f"{PREFIX}{collection}-{utc.year:04d}{utc:%m%d%H%M%S}{utc.microsecond // 1000:03d}"
+
+
+def made_at(index: str) -> datetime:
+    """Return the moment in the name of an index of ours. Raises ValueError for other names."""
+    match = _INDEX.fullmatch(index)
+    if match is None:
+        raise ValueError(f"{index} is no index of a collection")
+    digits = match["moment"]
+    return datetime.strptime(digits[:14], "%Y%m%d%H%M%S").replace(
+        tzinfo=UTC, microsecond=int(digits[14:]) * 1000
+    )
 
 
 def index_pattern(collection: str) -> str:

@@ -137,9 +137,9 @@ async def make_collection(
         }
     )
     await catalog.install_templates(cluster, dims=dims)
-    body = catalog.index_body(
-        name, options, dims=dims, model="stand-in", slot_aliases=catalog.first_aliases(name)
-    )
+    # As earlier releases made it: from its first generation on.
+    aliases = {names.read_alias(name): catalog.read_alias_properties(), names.write_alias(name, 1): {}}
+    body = catalog.index_body(name, options, dims=dims, model="stand-in", slot_aliases=aliases)
     chunks = body["mappings"]["properties"][fields.CHUNKS]["properties"]
     chunks["embedding"]["index_options"] = dict(index_options or FLOAT_HNSW)
     await cluster.create_index(names.index_name(name, datetime.now(UTC)), body)

@@ -88,11 +88,15 @@ ROOMS = (
             "caveats": "what a whole answer warns of: options that did nothing, what may be wrong where nothing was found",
         },
     ),
+    # Above the other steps: keys are declared behind the fence of `moves`.
+    Row(
+        "collections",
+        {"catalog": "collections: templates, creation, checks, deletion; every use case starts from one"},
+    ),
     # Below the use cases, which share them: paging, batches, `why` and every kind of write go through the same steps.
     Row(
         "steps",
         {
-            "catalog": "collections: templates, creation, checks, deletion; every use case starts from one",
             "recall": "what a search asks the cluster, before anything is fused",
             "stages": "what happens to candidates after recall, in order",
             "moves": "aliases, fence and swap of a collection that changes its index",

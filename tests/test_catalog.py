@@ -32,6 +32,12 @@ async def make(
     return await catalog.create(cluster, name, options, dims=dims, model=model, moment=now())
 
 
+async def written(cluster: Cluster, name: str) -> WriteTarget:
+    target = (await catalog.get(cluster, name)).target
+    assert target is not None
+    return target
+
+
 @pytest.fixture
 async def templates(cluster: Cluster):
     """The templates as shipped, whatever an earlier test left."""
@@ -139,7 +145,10 @@ async def test_a_collection_is_what_its_options_say(cluster, templates, unique):
     assert settings["index.auto_expand_replicas"] == "false"
     known = await catalog.get(cluster, name)
     assert known.collection == made
-    assert known.target == WriteTarget(names.write_alias(name, 1), made.index, 1, "a")
+    assert known.target is not None
+    assert known.target == WriteTarget(
+        names.write_alias(name, known.target.generation), made.index, known.target.generation, "a"
+    )
     assert await cluster.resolve_aliases(names.read_alias(name)) == {
         names.read_alias(name): {made.index: {"filter": catalog.TOMBSTONES_HIDDEN, "is_write_index": True}}
     }
@@ -355,7 +364,9 @@ async def test_startup_stops_at_an_index_made_by_hand(cluster, templates, unique
     name = unique()
     index = names.index_name(name, now())
     # The right aliases over a mapping that only looks right.
-    body = catalog.index_body(name, PLAIN, dims=384, model="e5", slot_aliases=catalog.first_aliases(name))
+    body = catalog.index_body(
+        name, PLAIN, dims=384, model="e5", slot_aliases=catalog.first_aliases(name, now())
+    )
     await cluster.put_index_template(
         "test_hand", {"index_patterns": [f"{index}*"], "priority": 9999, "template": {}}
     )
@@ -405,15 +416,20 @@ async def test_the_target_is_that_of_the_newest_generation(cluster, templates, u
     name = unique()
     made = await make(cluster, name)
     second = names.index_name(name, now())
-    aliases: dict[str, dict] = {names.write_alias(name, 2, "b"): {}}
+    first = await written(cluster, name)
+    newest = first.generation + 1
+    aliases: dict[str, dict] = {names.write_alias(name, newest, "b"): {}}
     await cluster.create_index(
         second, catalog.index_body(name, PLAIN, dims=3, model=None, slot_aliases=aliases)
     )
-    await cluster.update_aliases([{"add": {"index": made.index, "alias": names.write_alias(name, 2, "a")}}])
-    known = await catalog.get(cluster, name)
-    assert known.target == WriteTarget(names.write_alias(name, 2, "a"), made.index, 2, "a")
-    gone = [(made.index, names.write_alias(name, generation)) for generation in (1, 2)] + [
-        (second, names.write_alias(name, 2, "b"))
+    await cluster.update_aliases([{"add": {"index": made.index, "alias": names.write_alias(name, newest)}}])
+    assert await written(cluster, name) == WriteTarget(
+        names.write_alias(name, newest), made.index, newest, "a"
+    )
+    gone = [
+        (made.index, first.alias),
+        (made.index, names.write_alias(name, newest)),
+        (second, names.write_alias(name, newest, "b")),
     ]
     await cluster.update_aliases([{"remove": {"index": index, "alias": alias}} for index, alias in gone])
     with pytest.raises(SchemaMismatch, match="no write alias"):
@@ -577,7 +593,7 @@ async def test_a_key_that_no_document_has_is_declared_in_place_and_one_that_some
         "metadata": {"price": 5, "z": 1},
         "indexed_at": "2026-01-01T00:00:00.000Z",
     }
-    action = BulkAction(names.write_alias(name, 1), "a", 1, document)
+    action = BulkAction((await written(cluster, name)).alias, "a", 1, document)
     [outcome] = await cluster.bulk([action], timeout_s=10)
     assert outcome.fate == "applied"
     wider = CollectionOptions(declared={"pages": "long", "due": "date"})
@@ -622,8 +638,9 @@ async def test_a_collection_tells_what_it_holds(cluster, templates, unique):
         {"chunks": [{"text": "a", "start": 0, "end": 1}]},
         {"deleted": True},
     ]
+    alias = (await written(cluster, name)).alias
     actions = [
-        BulkAction(names.write_alias(name, 1), str(n), 1, {"document_id": str(n), "indexed_at": at, **source})
+        BulkAction(alias, str(n), 1, {"document_id": str(n), "indexed_at": at, **source})
         for n, source in enumerate(sources)
     ]
     await cluster.bulk(actions, refresh="true", timeout_s=10)

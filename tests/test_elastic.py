@@ -479,7 +479,9 @@ async def place(cluster, unique):
     made = await catalog.create(
         cluster, name, CollectionOptions(dims=3), dims=3, model=None, moment=datetime.now(UTC)
     )
-    return made.index, names.read_alias(name), names.write_alias(name, 1)
+    target = (await catalog.get(cluster, name)).target
+    assert target is not None
+    return made.index, names.read_alias(name), target.alias
 
 
 def vector(*numbers: float) -> str:

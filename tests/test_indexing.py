@@ -62,6 +62,7 @@ class World:
     catalog: Catalog
     collection: Collection
     indexer: Indexer
+    alias: str
     made: list[Indexer] = field(default_factory=list)
 
     def writer(self, worker: int, *, skew_us: int = 0, patience: Patience | None = None) -> Indexer:
@@ -121,7 +122,7 @@ def indexer_of(
     )
 
 
-async def world_on(cluster: Cluster, server: EmbeddingServer, name: str) -> World:
+async def world_on(cluster: Cluster, server: EmbeddingServer, name: str, *, shards: int = 1) -> World:
     embedder = Embedder.connect(
         base_url=server.base_url,
         api_key=None,
@@ -133,10 +134,13 @@ async def world_on(cluster: Cluster, server: EmbeddingServer, name: str) -> Worl
     )
     await install_templates(cluster, dims=DIMS)
     options = CollectionOptions(
-        declared={"pages": "long", "price": "double", "due": "date", "code": "keyword", "open": "boolean"}
+        declared={"pages": "long", "price": "double", "due": "date", "code": "keyword", "open": "boolean"},
+        shards=shards,
     )
     collection = await create(cluster, name, options, dims=DIMS, model="fake", moment=now())
     catalog = Catalog(cluster)
+    target = (await catalog.get(name)).target
+    assert target is not None
     return World(
         cluster,
         server,
@@ -144,6 +148,7 @@ async def world_on(cluster: Cluster, server: EmbeddingServer, name: str) -> Worl
         catalog,
         collection,
         indexer_of(cluster, catalog, embedder, Stamper(1, now_us)),
+        target.alias,
     )
 
 
@@ -1117,6 +1122,13 @@ async def test_the_queue_keeps_what_could_not_be_written(world: World) -> None:
 # --- a fence, and what goes wrong on the way ---------------------------------------------------------------------------
 
 
+def later(world: World) -> str:
+    """The write alias of the generation after the first."""
+    parsed = names.parse_write_alias(world.alias)
+    assert parsed is not None
+    return names.write_alias(world.collection.name, parsed[1] + 1)
+
+
 class Moving:
     """The index that is written, as aliases say: the first one, and once the generation has changed the second."""
 
@@ -1124,21 +1136,19 @@ class Moving:
         self.world = world
         self.second = second
         self.embedder = embedder
-        self.generation = 1
+        self.moved = False
         self.rereads = 0
 
     async def current(self) -> Target:
-        first = self.generation == 1
-        alias = names.write_alias(self.world.collection.name, self.generation)
-        collection = self.world.collection if first else self.second
-        return Target(alias, collection, self.world.embedder if first else self.embedder)
+        if self.moved:
+            return Target(later(self.world), self.second, self.embedder)
+        return Target(self.world.alias, self.world.collection, self.world.embedder)
 
     async def reread(self, seen: Any) -> Target:
         self.rereads += 1
-        alias = names.write_alias(self.world.collection.name, 2)
         for _ in range(400):
-            if await self.world.cluster.resolve_aliases(alias):
-                self.generation = 2
+            if await self.world.cluster.resolve_aliases(later(self.world)):
+                self.moved = True
                 break
             await asyncio.sleep(0.05)
         return await self.current()
@@ -1160,7 +1170,7 @@ async def second_index(world: World, *, dims: int) -> Collection:
 async def test_writes_go_on_over_a_fence_and_end_in_the_index_that_is_written_then(world: World) -> None:
     """Another model's index gets vectors of its own; 20 writers run while the generation changes under them."""
     second = await second_index(world, dims=16)
-    name, old = world.collection.name, world.collection.index
+    old = world.collection.index
     ids = [f"n{i}" for i in range(10)]
     with EmbeddingServer(dims=16) as other:
         embedder = Embedder.connect(base_url=other.base_url, api_key=None, model="fake-16", dims=16)
@@ -1172,13 +1182,9 @@ async def test_writes_go_on_over_a_fence_and_end_in_the_index_that_is_written_th
         await indexer.upsert([{"id": id_, "text": f"old {id_}"} for id_ in ids], collection=world.collection)
 
         async def fence() -> None:
-            await world.cluster.update_aliases(
-                [{"remove": {"index": old, "alias": names.write_alias(name, 1)}}]
-            )
+            await world.cluster.update_aliases([{"remove": {"index": old, "alias": world.alias}}])
             await world.cluster.add_write_block(old)
-            await world.cluster.update_aliases(
-                [{"add": {"index": second.index, "alias": names.write_alias(name, 2)}}]
-            )
+            await world.cluster.update_aliases([{"add": {"index": second.index, "alias": later(world)}}])
 
         fencing = asyncio.create_task(fence())
         results = await asyncio.gather(
@@ -1214,7 +1220,7 @@ async def test_writes_go_on_over_a_fence_and_end_in_the_index_that_is_written_th
 
 async def test_a_stranger_under_our_version_is_not_taken_for_our_own_write(world: World) -> None:
     """An answer is lost; the write that stands there has our version and another content: it is not acknowledged."""
-    alias = names.write_alias(world.collection.name, 1)
+    alias = world.alias
     lost = [True]
 
     class Lossy:

@@ -357,7 +357,9 @@ async def filled(cluster, unique) -> AsyncIterator[dict[str, str]]:
     name = unique("drawn")
     moment = datetime.now(UTC)
     await catalog.create(cluster, name, CollectionOptions(), dims=4, model=None, moment=moment)
-    alias = names.write_alias(name, 1)
+    target = (await catalog.get(cluster, name)).target
+    assert target is not None
+    alias = target.alias
     old = moment - timedelta(days=9000)  # days that no other test writes to
     day, month = names.own_dated_index("searches", old), names.own_dated_index("feedback", old, monthly=True)
     at = moment.isoformat()

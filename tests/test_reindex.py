@@ -481,7 +481,8 @@ async def test_a_fence_whose_maker_died_is_lifted_by_a_writer(
     await fill(world, 20)
     index = (await world.collection()).index
     await world.cluster.refresh(index)
-    generation = await moves.fence(world.cluster, world.name, index=index, generation=1)
+    before = (await moves.standing(world.cluster, world.name)).generation
+    generation = await moves.fence(world.cluster, world.name, index=index, generation=before)
     standing = await moves.standing(world.cluster, world.name)
     assert (standing.live, standing.written, standing.fenced) == (index, None, index)
     # Readers notice nothing, writers wait and then help themselves.
@@ -500,7 +501,8 @@ async def test_a_writer_gives_up_on_a_fence_that_stays(world: World, monkeypatch
     monkeypatch.setattr("app.targets.FENCE_WAIT_S", 0.3)
     await fill(world, 1)
     index = (await world.collection()).index
-    await moves.fence(world.cluster, world.name, index=index, generation=1)
+    before = (await moves.standing(world.cluster, world.name)).generation
+    await moves.fence(world.cluster, world.name, index=index, generation=before)
     targets = CatalogTargets(
         world.name, cluster=world.cluster, catalog=Catalog(world.cluster), embedder=world.embedder
     )

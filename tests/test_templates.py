@@ -283,7 +283,9 @@ async def found(cluster, shape: str, query: str) -> list[str]:
 
 async def store(cluster, collection, documents: dict[str, dict]) -> dict:
     """Index documents as they are and return the outcomes by id."""
-    alias = names.write_alias(collection.name, 1)
+    target = (await catalog.get(cluster, collection.name)).target
+    assert target is not None
+    alias = target.alias
     actions = [BulkAction(alias, id_, 1, {"document_id": id_, **source}) for id_, source in documents.items()]
     return dict(zip(documents, await cluster.bulk(actions, refresh="true", timeout_s=20), strict=True))
 
