@@ -63,6 +63,13 @@ class Purger:
         # Written before it looks: a reindex that begins at the same time does so too, and then looks for this one.
         await ledger.begin(State(self._name, "copying", ledger.owner, index, "", started_at=ledger.stamp()))
         purged = 0
+        # Else the cluster refuses, for a minute, to write these ids anew under lower versions. Nobody needs that
+        # memory: a late repeat of an older write is what the tombstones' age rules out.
+        await patiently(
+            lambda: self._cluster.put_settings(index, {"index.gc_deletes": "0s"}),
+            budget_s=self._patience_s,
+            cluster=self._cluster,
+        )
         try:
             async with ledger.heartbeat():
                 while True:
