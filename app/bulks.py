@@ -16,6 +16,7 @@ from app.errors import (
     EmbedderUnavailable,
     HalflifeError,
     InvalidRequest,
+    NotFound,
     StorageFull,
 )
 
@@ -32,6 +33,7 @@ class Report:
         self._named = named
         self._results: list[ItemResult | None] = [None] * size
         self._errors: dict[int, HalflifeError] = {}
+        self._shared: dict[int, HalflifeError] = {}
 
     @property
     def stored(self) -> bool:
@@ -53,7 +55,19 @@ class Report:
 
     def fail(self, position: int, id_: str | None, error: HalflifeError) -> None:
         self._errors[position] = error
+        if isinstance(error, NotFound):
+            self._shared[position] = error  # the collection: a document's absence is a status
         self._results[position] = failed(id_, error)
+
+    def fail_all(self, items: Mapping[int, str | None], error: HalflifeError) -> None:
+        """Note one failure of several items, position -> id, of those about which nothing else is known.
+
+        It is the whole answer if nothing came of any item.
+        """
+        for position, id_ in items.items():
+            if self._results[position] is None:
+                self.fail(position, id_, error)
+                self._shared[position] = error
 
     def members(self) -> dict[str, Any]:
         """Return `items` and `failed` as an error carries them."""
@@ -87,7 +101,14 @@ class Report:
                     retry_after_s=causes[0].retry_after_s,
                     **self.members(),
                 )
+        if self._shared and self._shared.keys() | self._invalid() == self._errors.keys():
+            _, error = min(self._shared.items())
+            error.members |= self.members()
+            raise error
         return result
+
+    def _invalid(self) -> set[int]:
+        return {position for position, error in self._errors.items() if isinstance(error, InvalidItem)}
 
     def _whole(self) -> BulkResult:
         assert all(result is not None for result in self._results), "an item was forgotten"

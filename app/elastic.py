@@ -96,6 +96,14 @@ class BulkAction:
     source: bytes | Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceNumbers:
+    """How far a shard is: up to `on_all_copies` each has every operation, and none has one above `highest`."""
+
+    on_all_copies: int
+    highest: int
+
+
 class Cluster:
     """A connection to one Elasticsearch cluster, through any number of its nodes."""
 
@@ -817,6 +825,11 @@ class Cluster:
         What is written from now on gets a higher number, also after a failover. Raises ClusterUnavailable while a
         shard has no primary.
         """
+        found = await self.sequence_numbers(index)
+        return {number: shard.on_all_copies for number, shard in found.items()}
+
+    async def sequence_numbers(self, index: str) -> dict[int, SequenceNumbers]:
+        """Return how far each shard is. Raises ClusterUnavailable while one has no primary."""
         answer = await self._read(
             "GET",
             _path(index, "_stats"),
@@ -827,12 +840,15 @@ class Cluster:
             doing=f"asking how far the shards of {index} are",
         )
         [entry] = answer.get("indices", {}).values() or [{}]
-        found: dict[int, int] = {}
+        found: dict[int, SequenceNumbers] = {}
         for number, copies in entry.get("shards", {}).items():
-            known = [copy["seq_no"]["global_checkpoint"] for copy in copies if "seq_no" in copy]
+            known = [copy["seq_no"] for copy in copies if "seq_no" in copy]
             if known and any(copy["routing"]["primary"] for copy in copies):
                 # A replica hears of it later, so the lowest is the surest.
-                found[int(number)] = min(known)
+                found[int(number)] = SequenceNumbers(
+                    on_all_copies=min(each["global_checkpoint"] for each in known),
+                    highest=max(each["max_seq_no"] for each in known),
+                )
         settings = await self.get_settings(index)
         [shards] = [int(values["index.number_of_shards"]) for values in settings.values()]
         if set(found) != set(range(shards)):

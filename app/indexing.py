@@ -117,8 +117,12 @@ class Indexer:
         """
         writer, report = self._writer(collection), Report(len(items))
         slices = [part for wave in in_waves(items) for part in in_slices(items, wave)]
-        if refresh == "wait_for" and len(slices) == 1 and not await writer.refreshes_soon():
-            refresh = "true"
+        try:
+            if refresh == "wait_for" and len(slices) == 1 and not await writer.refreshes_soon():
+                refresh = "true"
+        except HalflifeError as error:
+            report.fail_all({position: documents.id_of(item) for position, item in enumerate(items)}, error)
+            return report.result()
         for wave in in_waves(items):
             parts = list(in_slices(items, wave))
             gate = asyncio.Semaphore(PARALLEL_SLICES)
@@ -132,8 +136,11 @@ class Indexer:
                     await self._store(writer, items, part, report, when, within)
 
             await _all(store(part) for part in parts)
-        # What was not written anew may have been written a moment ago, without a refresh.
-        if refresh != "false" and ((len(slices) > 1 and report.stored) or report.unchanged):
+        # What was not written anew may have been written a moment ago, without a refresh; and where an earlier try
+        # had arrived, the last one waited for none.
+        if refresh != "false" and (
+            (len(slices) > 1 and report.stored) or report.unchanged or writer.found_again
+        ):
             await self._show(writer, report)
         return report.result()
 
@@ -146,8 +153,12 @@ class Indexer:
         refresh: RefreshWhen,
         within: Condition | None,
     ) -> None:
-        """Check, cut, embed and write one slice of items with distinct ids."""
-        target = await writer.target()
+        """Check, cut, embed and write one slice of items with distinct ids, whatever becomes of others."""
+        try:
+            target = await writer.target()
+        except HalflifeError as error:
+            report.fail_all({position: documents.id_of(items[position]) for position in part}, error)
+            return
         pending: list[_Upsert] = []
         for position in part:
             try:
@@ -164,9 +175,8 @@ class Indexer:
         while pending:
             try:
                 pending = await self._store_round(writer, pending, target, report, refresh, within)
-            except Unavailable as error:
-                for item in pending:
-                    report.fail(item.position, item.document.id, error)
+            except HalflifeError as error:
+                report.fail_all({item.position: item.document.id for item in pending}, error)
                 return
             if pending and not await writer.pause(rounds, until=until):
                 for item in pending:
@@ -190,6 +200,7 @@ class Indexer:
             source=[fields.DELETED, fields.REVISION, fields.CHUNK_HASH, *looked_at],
         )
         writes: list[Write] = []
+        known: dict[str, tuple[_Upsert, ItemResult]] = {}
         for item in pending:
             item.stored = found.get(item.document.id)
             decision = _decide(item, writer) if within is None else _decide_within(within, item, writer)
@@ -197,8 +208,19 @@ class Indexer:
                 writes.append(decision)
             elif isinstance(decision, Forbidden):
                 report.fail(item.position, item.document.id, decision)
+            elif decision.status == "unchanged":
+                known[item.document.id] = (item, decision)
             else:
                 report.put(item.position, decision)
+        again = []
+        for id_, kept in (await self._keep(writer, {id_: found[id_] for id_ in known})).items():
+            item, decision = known[id_]
+            if kept is None:
+                again.append(item)
+            elif isinstance(kept, HalflifeError):
+                report.fail(item.position, id_, kept)
+            else:
+                report.put(item.position, decision.model_copy(update={"version": kept}))
         await self._reuse(writer, [write.payload for write in writes], target)
         unchanged = await self._unchanged(writer, [write.payload for write in writes], target)
         for item in unchanged:
@@ -214,7 +236,6 @@ class Indexer:
             )
         writes = [write for write in writes if write.payload not in unchanged]
         await writer.write(writes, self._encode_upserts, refresh=refresh)
-        again = []
         for write in writes:
             item = write.payload
             if write.error is not None:
@@ -273,8 +294,9 @@ class Indexer:
         # Whole, since a document whose chunks are all the same may be the same altogether.
         found = await writer.read(list(wanted), source=True, vectors=True)
         for id_, stored in found.items():
+            assert stored.read_from is not None
             wanted[id_].whole = replace(stored, source=documents.without_vectors(stored.source))
-            wanted[id_].reusable[target.space] = {
+            wanted[id_].reusable[stored.read_from.space] = {
                 chunk["hash"]: _pack(chunk["embedding"])
                 for chunk in stored.source.get(fields.CHUNKS, ())
                 if "hash" in chunk and "embedding" in chunk
@@ -492,9 +514,8 @@ class Indexer:
                     pending = await self._change_round(
                         writer, pending, report, whole=whole, within=within, shared=shared
                     )
-                except Unavailable as error:
-                    for change in pending:
-                        report.fail(change.position, change.id, error)
+                except HalflifeError as error:
+                    report.fail_all({change.position: change.id for change in pending}, error)
                     break
                 if pending and not await writer.pause(rounds, until=until):
                     for change in pending:
@@ -512,14 +533,18 @@ class Indexer:
         within: Condition | None,
         shared: bool,
     ) -> list["_Change"]:
-        target = await writer.target()
         looked_at = () if within is None else documents.FILTERED_FIELDS
         wanted: bool | list[str] = True if whole else [fields.DELETED, fields.REVISION, *looked_at]
         found = await writer.read([change.id for change in pending], source=wanted, vectors=whole)
         writes = []
+        gone: dict[str, _Change] = {}
         for change in pending:
             stored = found.get(change.id)
-            if stored is None or stored.deleted or (within is not None and not holds(within, stored.source)):
+            if stored is not None and change.deletes and _deleted_for(within, stored):
+                gone[change.id] = change
+            elif (
+                stored is None or stored.deleted or (within is not None and not holds(within, stored.source))
+            ):
                 report.put(change.position, ItemResult(id=change.id, status="not_found"))
             elif within is not None and not shared and not confined(within, stored.source):
                 report.fail(change.position, change.id, _outside())
@@ -532,10 +557,17 @@ class Indexer:
             elif within is not None and not (shared or change.deletes or confined(within, changed)):
                 report.fail(change.position, change.id, _outside())
             else:
-                body = _Body(change, {target.space: _packed(changed)})
-                writes.append(Write(change.id, stored.version + 1, guarded=True, payload=body))
-        await writer.write(writes, self._encode_bodies)
+                writes.append(_rewrite(change, stored, changed))
         again = []
+        for id_, kept in (await self._keep(writer, {id_: found[id_] for id_ in gone})).items():
+            change = gone[id_]
+            if kept is None:
+                again.append(change)
+            elif isinstance(kept, HalflifeError):
+                report.fail(change.position, id_, kept)
+            else:
+                report.put(change.position, ItemResult(id=id_, status="not_found"))
+        await writer.write(writes, self._encode_bodies)
         for write in writes:
             change = write.payload.change
             if write.error is not None:
@@ -553,14 +585,37 @@ class Indexer:
                 )
         return again
 
+    async def _keep(
+        self, writer: Writer, found: Mapping[str, Stored]
+    ) -> dict[str, int | HalflifeError | None]:
+        """Make sure that documents last as they were just read, and return id -> version.
+
+        A read acknowledges nothing: it may show a write that is on one copy only and goes with it. What is not known to
+        be on all of them is written once more as it is; the error where that fails, None where it has changed since.
+        """
+        sure = await writer.settled(found)
+        told: dict[str, int | HalflifeError | None] = {id_: found[id_].version for id_ in sure}
+        doubtful = [id_ for id_ in found if id_ not in sure]
+        if doubtful:
+            whole = await writer.read(doubtful, source=True, vectors=True)
+            writes = []
+            for id_ in doubtful:
+                stored = whole.get(id_)
+                if stored is None or stored.version != found[id_].version:
+                    told[id_] = None
+                else:
+                    writes.append(_rewrite(None, stored, stored.source))
+            await writer.write(writes, self._encode_bodies)
+            for write in writes:
+                told[write.id] = None if write.conflict else write.error or write.version
+        return told
+
     async def _encode_bodies(self, target: Target, writes: Sequence[Write]) -> list[bytes | HalflifeError]:
-        """Return changed documents for a target; where its model is another, their chunks are embedded for it."""
+        """Return changed documents for a target: the values that it declares typed, vectors of its model."""
         bodies: list[_Body] = [write.payload for write in writes]
         await self._translate(target, [body for body in bodies if target.space not in body.sources])
-        return [
-            found if isinstance(found := body.sources[target.space], HalflifeError) else self._sent(found)
-            for body in bodies
-        ]
+        found = [_typed_for(target, body.sources[target.space]) for body in bodies]
+        return [each if isinstance(each, HalflifeError) else self._sent(each) for each in found]
 
     async def _translate(self, target: Target, bodies: Sequence["_Body"]) -> None:
         texts: dict[str, int] = {}
@@ -608,12 +663,13 @@ class Indexer:
             # What is acknowledged must be found, whether or not a refresh came by.
             await writer.refresh()
             changed: list[str] = []
+            origin = await writer.target()
             for narrowed in [clauses] if only is None else _by_ids(clauses, only):
                 async for hits in self._scan(writer, collection, narrowed, filtered=within is not None):
                     writes = []
                     for hit in hits:
                         if within is None or confined(within, hit["_source"]):
-                            writes.append(self._burial(hit, within))
+                            writes.append(self._burial(hit, within, origin))
                         else:
                             failures[hit["_id"]] = failed(hit["_id"], _outside())
                     await writer.write(writes, self._encode_bodies)
@@ -634,13 +690,17 @@ class Indexer:
             await writer.refresh()
         return Deleted(deleted, list(failures.values()))
 
-    def _burial(self, hit: Mapping[str, Any], within: Condition | None) -> Write:
-        stored = Stored(hit["_version"], hit.get("_source", {}))
+    def _burial(self, hit: Mapping[str, Any], within: Condition | None, origin: Target) -> Write:
+        # Of an index that a reindex has brought or taken away it is not known here whose it is.
+        read_from = origin if hit["_index"] == origin.collection.index else None
+        stored = Stored(hit["_version"], hit.get("_source", {}), read_from=read_from)
         bury = self._burying(hit["_id"], within)
         change = _Change(0, hit["_id"], bury, deletes=True)
         body = bury(stored)
         assert body is not None
-        return Write(hit["_id"], stored.version + 1, guarded=True, payload=_Body(change, {None: body}))
+        return Write(
+            hit["_id"], stored.version + 1, guarded=True, payload=_Body(change, {None: body}), over=stored
+        )
 
     async def _scan(
         self,
@@ -729,12 +789,20 @@ class Indexer:
         `owner`: who pages, of those who may not hold many of these.
         The next page takes `after` and `pit` of this one. Raises CursorExpired when the point in time is gone.
         """
+        opened = pit is None
         pit = pit or await self._open_pit(collection, keep_alive_s, owner)
         more = {"_source": list(documents.STORED_FIELDS), "track_total_hits": True}
         try:
             answer = await self._page_of(pit, clauses, after, size, more, keep_alive_s)
-        except HalflifeError as cause:
-            gone = None if after is None else cursor_expired(cause, remedy="list again without a cursor")
+        except BaseException as cause:
+            if opened:
+                # Nobody has heard of it, or will: its caller may have hung up.
+                self._cluster.close_pit_soon(pit)
+            gone = (
+                cursor_expired(cause, remedy="list again without a cursor")
+                if isinstance(cause, HalflifeError) and after is not None
+                else None
+            )
             if gone is None:
                 raise
             raise gone from cause
@@ -928,7 +996,7 @@ def _decide(item: _Upsert, writer: Writer) -> Write | ItemResult:
             return conflict(document.id, "there is no such document", None)
         if stored.version != document.if_version:
             return conflict(document.id, "its version is another", stored.version)
-        return Write(document.id, stored.version + 1, guarded=True, payload=item)
+        return Write(document.id, stored.version + 1, guarded=True, payload=item, over=stored)
     if document.revision is not None:
         if stored is None:
             return Write(document.id, document.revision, guarded=True, payload=item)
@@ -939,7 +1007,7 @@ def _decide(item: _Upsert, writer: Writer) -> Write | ItemResult:
             what = "deleted" if stored.deleted else "stored"
             return conflict(document.id, f"it is {what} under revision {stored.revision}", stored.version)
         version = max(document.revision, stored.version + 1)
-        return Write(document.id, version, guarded=True, payload=item)
+        return Write(document.id, version, guarded=True, payload=item, over=stored)
     return Write(document.id, writer.stamp(stored), guarded=False, payload=item)
 
 
@@ -962,8 +1030,34 @@ def _decide_within(within: Condition, item: _Upsert, writer: Writer) -> Write | 
         return conflict(document.id, "it was deleted, under this revision or a newer one", None)
     if isinstance(decision, Write):
         decision.version = 1 if stored is None else stored.version + 1
-        decision.guarded = True
+        decision.guarded, decision.over = True, stored
     return decision
+
+
+def _rewrite(change: "_Change | None", stored: Stored, source: Source) -> Write:
+    """Return the write of `source` over a document as just read."""
+    assert stored.read_from is not None
+    body = _Body(change, {stored.read_from.space: _packed(source)})
+    return Write(source[fields.DOCUMENT_ID], stored.version + 1, guarded=True, payload=body, over=stored)
+
+
+def _deleted_for(within: Condition | None, stored: Stored) -> bool:
+    """Tell whether it is the tombstone of what this caller may delete, or may have been able to."""
+    return stored.deleted and (
+        within is None or not documents.marked(stored.source) or holds(within, stored.source)
+    )
+
+
+def _typed_for(target: Target, source: Source | HalflifeError) -> Source | HalflifeError:
+    """Return a document with typed copies of what this index declares: that may have changed since it was read."""
+    if isinstance(source, HalflifeError) or source.get(fields.DELETED):
+        return source
+    try:
+        declared = documents.declared_values(source.get(fields.METADATA, {}), target.collection.declared)
+    except InvalidItem as error:
+        return error
+    plain = {name: value for name, value in source.items() if name != fields.DECLARED}
+    return {**plain, fields.DECLARED: declared} if declared else plain
 
 
 def _outside() -> Forbidden:

@@ -35,6 +35,8 @@ BULK_BYTES: Final = 8 * 2**20
 BULK_ITEMS: Final = 500
 READ_ITEMS: Final = 500
 READ_ITEMS_WITH_VECTORS: Final = 32
+AHEAD_US: Final = 24 * 60 * 60 * 1_000_000
+"""Versions further ahead of the clock than this are no other process' stamps: callers' revisions, most likely."""
 REFRESH_WAIT_S: Final = 5.0
 """Longest wait for a refresh that an index makes by itself; half the wait for one request to the cluster."""
 
@@ -57,15 +59,24 @@ class Stamper:
         self._worker = worker
         self._now_us = now_us
         self._last_tick = 0
+        self._last_tick_ahead = 0
 
     def next(self) -> int:
         """Return a stamp above every one drawn here before."""
         return self.after(0)
 
     def after(self, version: int) -> int:
-        """Return a stamp above `version` too, which another clock may have drawn."""
-        self._last_tick = max(self._now_us(), self._last_tick + 1, version // WORKERS + 1)
-        return self._last_tick * WORKERS + self._worker
+        """Return a stamp above `version` too, which another clock may have drawn.
+
+        One far ahead of the clock raises no later stamp but those of documents that are as far ahead: what one caller
+        numbers its documents by is not to become everybody's versions.
+        """
+        now, least = self._now_us(), version // WORKERS + 1
+        if least > now + AHEAD_US:
+            tick = self._last_tick_ahead = max(self._last_tick_ahead + 1, least)
+        else:
+            tick = self._last_tick = max(now, self._last_tick + 1, least)
+        return tick * WORKERS + self._worker
 
 
 class DocumentEmbedder(Protocol):
@@ -112,6 +123,8 @@ class Stored:
     source: dict[str, Any]
     place: tuple[int, int] | None = None
     """Its (seq_no, primary_term), where it was read by id."""
+    read_from: Target | None = None
+    """Through which alias, of which collection; None where that is not known."""
 
     @property
     def deleted(self) -> bool:
@@ -133,6 +146,8 @@ class Write:
     guarded: bool
     payload: Any = None
     """What the encoder makes the document from."""
+    over: Stored | None = None
+    """What a guarded version was computed from, None for nothing."""
     tried: bool = False
     """An earlier try of this version may have arrived without our hearing of it."""
     conflict: bool = False
@@ -176,6 +191,8 @@ class Writer:
         self._read_alias = read_alias
         self._patience = patience or Patience()
         self._trouble_until: float | None = None
+        self.found_again = False
+        """Whether some write was acknowledged since an earlier try had arrived: no refresh was waited for then."""
 
     def stamp(self, stored: Stored | None = None) -> int:
         """Return a stamp above what is stored."""
@@ -194,7 +211,7 @@ class Writer:
         """Bring each write (of distinct ids) to the collection's index and settle it.
 
         Afterwards `error` says what it failed of, `conflict` that a guarded one met a newer document; else it is
-        acknowledged under `version`. Raises NotFound if the collection is gone.
+        acknowledged under `version`. Raises NotFound if there is no collection to begin with.
         """
         target = await self._persist(self._targets.current)
         pauses = rounds = 0
@@ -202,6 +219,9 @@ class Writer:
         while True:
             rounds += 1
             trouble = _Trouble()
+            for write in writes:
+                if not write.settled and _of_another(write.over, target):
+                    self._overtaken(write, 0)
             batch = [write for write in writes if not write.settled]
             with repeating(refused):
                 await self._write_to(target, batch, encode, refresh=refresh, trouble=trouble)
@@ -210,7 +230,13 @@ class Writer:
                 return
             moved = False
             if trouble.fenced:
-                fresh = await self._persist(partial(self._targets.reread, target))
+                try:
+                    fresh = await self._persist(partial(self._targets.reread, target))
+                except HalflifeError as error:
+                    # Others of them are acknowledged: each is told apart.
+                    for write in pending:
+                        write.error, write.settled = error, True
+                    return
                 moved = fresh.alias != target.alias
                 target = fresh
             # Many writers on one document draw new stamps in turns without waiting; not for ever.
@@ -285,8 +311,9 @@ class Writer:
         """Find out whether equal versions are our own earlier tries or strangers, by their content."""
         writes = [write for write, _ in doubtful]
         try:
-            found = await self._mget(target.alias, [write.id for write in writes], source=True)
+            found = await self._mget(target, [write.id for write in writes], source=True)
             bodies = await encode(target, writes)
+            lasting = await self.settled(found)
         except HalflifeError as error:
             for write in writes:
                 self._note_failure(write, error, trouble)
@@ -300,7 +327,15 @@ class Writer:
                 and there.version == write.version
                 and documents.without_vectors(json.loads(body)) == documents.without_vectors(there.source)
             ):
-                self._acknowledge(write)
+                if write.id in lasting:
+                    self.found_again = True
+                    self._acknowledge(write)
+                elif write.guarded:
+                    # It may be on one copy only, which others no longer count. The same again, until it is on all
+                    # or that copy is out: a higher version could go over what another has written meanwhile.
+                    self._note_failure(write, _not_on_all_copies(), trouble)
+                else:
+                    self._overtaken(write, current)
             else:
                 self._overtaken(write, max(current, there.version if there else 0))
 
@@ -372,7 +407,7 @@ class Writer:
     ) -> dict[str, Stored]:
         target = await self._targets.current()
         try:
-            return await self._mget(target.alias, ids, source=source, vectors=vectors)
+            return await self._mget(target, ids, source=source, vectors=vectors)
         except NotFound as gone:
             fresh = await self._targets.reread(target)
             if fresh.alias == target.alias:
@@ -380,7 +415,7 @@ class Writer:
                     "reading documents: their index is being exchanged", retry_after_s=1
                 ) from gone
             try:
-                return await self._mget(fresh.alias, ids, source=source, vectors=vectors)
+                return await self._mget(fresh, ids, source=source, vectors=vectors)
             except NotFound as again:
                 # A node that has not heard of the new alias yet.
                 raise ClusterUnavailable(
@@ -396,33 +431,45 @@ class Writer:
         any doubt the answer is no, and the document is written.
         """
         try:
-            if not found:
-                return set()
-            target = await self._targets.current()
-            checkpoints = await self._cluster.checkpoints(target.collection.index)
-            # Which shard an id is on is the cluster's business: the lowest number holds for all.
-            everywhere = min(checkpoints.values())
-            asked = [
-                (id_, *stored.place)
-                for id_, stored in found.items()
-                if stored.place is not None and stored.place[0] <= everywhere
-            ]
-            confirmed = await self._cluster.confirm(
-                target.alias, asked, timeout_s=self._patience.request_timeout_s
-            )
+            sure: set[str] = set()
+            sources = {
+                stored.read_from.alias: stored.read_from for stored in found.values() if stored.read_from
+            }
+            for target in sources.values():
+                shards = (await self._cluster.sequence_numbers(target.collection.index)).values()
+                asked = [
+                    (id_, *stored.place)
+                    for id_, stored in found.items()
+                    if stored.read_from is not None
+                    and stored.read_from.alias == target.alias
+                    and stored.place is not None
+                    # Which shard an id is on is the cluster's business: so of every shard that has such a number.
+                    and all(
+                        stored.place[0] <= shard.on_all_copies or stored.place[0] > shard.highest
+                        for shard in shards
+                    )
+                ]
+                # Through the alias of the read: another index could have another document at the same place.
+                confirmed = await self._cluster.confirm(
+                    target.alias, asked, timeout_s=self._patience.request_timeout_s
+                )
+                sure |= {id_ for (id_, _, _), holds in zip(asked, confirmed, strict=True) if holds}
         except HalflifeError:
             return set()
-        return {id_ for (id_, _, _), holds in zip(asked, confirmed, strict=True) if holds}
+        return sure
 
     async def _mget(
-        self, alias: str, ids: Sequence[str], *, source: bool | Sequence[str], vectors: bool = False
+        self, target: Target, ids: Sequence[str], *, source: bool | Sequence[str], vectors: bool = False
     ) -> dict[str, Stored]:
         entries = await self._cluster.mget(
-            alias, ids, source=source, vectors=vectors, timeout_s=self._patience.request_timeout_s
+            target.alias, ids, source=source, vectors=vectors, timeout_s=self._patience.request_timeout_s
         )
         return {
             entry["_id"]: Stored(
-                entry["_version"], entry.get("_source", {}), (entry["_seq_no"], entry["_primary_term"])
+                entry["_version"],
+                entry.get("_source", {}),
+                (entry["_seq_no"], entry["_primary_term"]),
+                target,
             )
             for entry in entries
             if entry.get("found")
@@ -476,6 +523,23 @@ class _Trouble:
     fenced: bool = False
     refused: bool = False
     """The cluster is unavailable or overloaded, so that trying again must keep to the retry budget."""
+
+
+def _of_another(over: Stored | None, target: Target) -> bool:
+    """Tell whether it was read in a collection that was deleted, and another made under its name."""
+    return (
+        over is not None
+        and over.read_from is not None
+        and over.read_from.collection.uid != target.collection.uid
+    )
+
+
+def _not_on_all_copies() -> HalflifeError:
+    return ClusterUnavailable(
+        "writing documents: the write has arrived, but it is not known to be on all copies",
+        remedy="send it again",
+        retry_after_s=1,
+    )
 
 
 def _gave_up() -> HalflifeError:

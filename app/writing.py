@@ -23,6 +23,8 @@ from app.values import (
 
 Keyword = Annotated[Text, Field(min_length=1, max_length=MAX_KEYWORD_CHARS)]
 Revision = Annotated[int, Field(ge=1, le=2**62), WHOLE]
+"""Half of what Elasticsearch takes as a version: changes that bring none count on from there."""
+StoredVersion = Annotated[int, Field(ge=1, le=2**63 - 1), WHOLE]
 
 
 NUMBERS_BELOW = 10**999
@@ -123,7 +125,9 @@ class Document(DocumentFields):
     revision: Revision | None = Field(
         None, description="The caller's own growing number; an older one than stored is refused (409)."
     )
-    if_version: Revision | None = Field(None, description="Write only if the stored `version` is this one.")
+    if_version: StoredVersion | None = Field(
+        None, description="Write only if the stored `version` is this one."
+    )
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -154,7 +158,7 @@ class DocumentPatch(DocumentFields):
     model_config = ConfigDict(json_schema_extra=_clearable)
 
     id: DocumentId
-    if_version: Revision | None = None
+    if_version: StoredVersion | None = None
 
     @model_validator(mode="before")
     @classmethod
