@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from app import catalog, chunking, copying, documents, fields, moves, names
+from app.chunking import Chunking
 from app.collection import Collection, CollectionOptions
 from app.copying import Hit, patiently
 from app.documents import InvalidItem, Source
@@ -34,14 +35,6 @@ ROUNDS: Final = 12
 BATCH: Final = 64
 KNOWN: Final = frozenset(Document.model_fields) - {"id", "revision", "if_version", "embedding"}
 """Fields that are taken from the origin under the same name, unless told otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How texts are cut, in estimated tokens."""
-
-    max_tokens: int = chunking.DEFAULT_MAX_TOKENS
-    overlap_tokens: int = chunking.DEFAULT_OVERLAP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +69,7 @@ class Adopter:
         mapping: Mapping[str, str],
         embedder: DocumentEmbedder,
         now: Callable[[], datetime],
-        sizes: Sizes | None = None,
+        chunks: Chunking | None = None,
         patience_s: float = 120.0,
         report: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
@@ -94,7 +87,7 @@ class Adopter:
         self._mapping = dict(mapping)
         self._embedder = embedder
         self._now = now
-        self._sizes = sizes or Sizes()
+        self._chunks = chunks or Chunking()
         self._patience_s = patience_s
         self._report = report
         self._result = Adopted()
@@ -334,12 +327,7 @@ class Adopter:
             if document.embedding is not None:
                 cuts = [chunking.whole(document.text, title=document.title)]
             else:
-                cuts = chunking.split(
-                    document.text,
-                    title=document.title,
-                    max_tokens=self._sizes.max_tokens,
-                    overlap_tokens=self._sizes.overlap_tokens,
-                )
+                cuts = self._chunks.cut(document.text, title=document.title)
                 for cut in cuts:
                     texts.setdefault(chunking.embedding_text(document.title, cut.text), len(texts))
             ready.append((hit, document, declared, cuts))

@@ -8,12 +8,15 @@ chunk. Refuses to guess a model's limit: the caller says how many tokens a chunk
 import hashlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
+
+from app import fields
 
 DEFAULT_MAX_TOKENS = 400
 """By `estimate_tokens`. It overestimates by a fifth on average, so this is about 320 tokens of a multilingual model,
@@ -34,10 +37,34 @@ class Chunk:
     hash: str
 
 
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How texts are cut; tokens are counted by `count_tokens`, estimated where there is none."""
+
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    overlap_tokens: int = DEFAULT_OVERLAP_TOKENS
+    count_tokens: Callable[[str], int] | None = None
+
+    def cut(self, text: str, *, title: str) -> list[Chunk]:
+        """Return the chunks, as `split` does."""
+        return split(
+            text,
+            title=title,
+            max_tokens=self.max_tokens,
+            overlap_tokens=self.overlap_tokens,
+            count_tokens=self.count_tokens,
+        )
+
+
 def embedding_text(title: str, text: str) -> str:
     """Return what is embedded for a chunk: the title's beginning, a line break, the chunk."""
     head = title.strip()[:TITLE_CHARS]
     return f"{head}\n{text}" if head and text else head or text
+
+
+def stored_text(source: Mapping[str, Any], chunk: Mapping[str, Any]) -> str:
+    """Return what is embedded for a chunk of a stored document."""
+    return embedding_text(source.get(fields.TITLE, ""), chunk["text"])
 
 
 def chunk_hash(title: str, text: str) -> str:

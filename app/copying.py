@@ -138,7 +138,9 @@ async def fill(cluster: Cluster, actions: Sequence[BulkAction], *, budget_s: flo
     timeout_s = max(READ_TIMEOUT_S, cluster.request_timeout_s)
     while pending:
         again: list[BulkAction] = []
-        for part in _by_size(pending):
+        for part in in_bulks(
+            pending, lambda action: len(action.source), most=PAGE_DOCUMENTS, most_bytes=BULK_BYTES
+        ):
             outcomes = await patiently(
                 partial(cluster.bulk, part, timeout_s=timeout_s),
                 budget_s=budget_s,
@@ -168,7 +170,11 @@ async def fill(cluster: Cluster, actions: Sequence[BulkAction], *, budget_s: flo
 
 
 def measured_alike(vector: np.ndarray, similarity: str) -> np.ndarray:
-    """Return a vector as an index of that similarity holds it: at length one, unless cosine sees to that itself."""
+    """Return a vector as an index of that similarity holds it: at length one, unless cosine sees to that itself.
+
+    So that a relevance means one thing whatever the measure: inner products and distances of other lengths don't tell
+    a cosine.
+    """
     if similarity == "cosine":
         return vector
     length = float(np.linalg.norm(vector))
@@ -208,15 +214,18 @@ def _size(value: Any) -> int:
             return 8
 
 
-def _by_size(actions: Sequence[BulkAction]) -> Iterator[list[BulkAction]]:
-    part: list[BulkAction] = []
+def in_bulks(
+    items: Sequence[T], size_of: Callable[[T], int], *, most: int, most_bytes: int
+) -> Iterator[list[T]]:
+    """Cut into bulks of bounded count and bytes; an item larger than the bound goes alone."""
+    part: list[T] = []
     size = 0
-    for action in actions:
-        bytes_ = len(action.source)
-        if part and (len(part) >= PAGE_DOCUMENTS or size + bytes_ > BULK_BYTES):
+    for item in items:
+        bytes_ = size_of(item)
+        if part and (len(part) >= most or size + bytes_ > most_bytes):
             yield part
             part, size = [], 0
-        part.append(action)
+        part.append(item)
         size += bytes_
     if part:
         yield part

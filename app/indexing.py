@@ -17,12 +17,13 @@ import numpy as np
 from app import bulks, chunking, documents, fields, names, observing
 from app.answers import BulkResult, ItemResult, StoredDocument
 from app.bulks import Report, conflict, contended, failed, in_slices, in_waves
-from app.chunking import Chunk
+from app.chunking import Chunk, Chunking
 from app.collection import Collection
+from app.copying import measured_alike
 from app.documents import InvalidItem, Source
 from app.elastic import Cluster
 from app.embedding import Embedded
-from app.encoding import encode, pack_vector, unpack_vector
+from app.encoding import encode, pack_vector, packed, unpack_vector
 from app.errors import (
     ClusterUnavailable,
     CursorExpired,
@@ -44,15 +45,6 @@ SCAN_ITEMS: Final = 1_000
 SCAN_KEEP_ALIVE_S: Final = 120.0
 CHARS_IN_LOOP: Final = 20_000
 """Longer texts are cut in a thread, so that others are served meanwhile (1,000,000 characters take 0.1 to 1 s)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunking:
-    """How texts are cut; tokens are counted by `count_tokens`."""
-
-    max_tokens: int = chunking.DEFAULT_MAX_TOKENS
-    overlap_tokens: int = chunking.DEFAULT_OVERLAP_TOKENS
-    count_tokens: Callable[[str], int] = chunking.estimate_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,18 +252,10 @@ class Indexer:
     async def _cut(self, document: Document) -> list[Chunk]:
         if document.embedding is not None:
             return [chunking.whole(document.text, title=document.title)]
-        how = self._chunks
-
-        def cut() -> list[Chunk]:
-            return chunking.split(
-                document.text,
-                title=document.title,
-                max_tokens=how.max_tokens,
-                overlap_tokens=how.overlap_tokens,
-                count_tokens=how.count_tokens,
-            )
-
-        cuts = await asyncio.to_thread(cut) if len(document.text) > CHARS_IN_LOOP else cut()
+        if len(document.text) > CHARS_IN_LOOP:
+            cuts = await asyncio.to_thread(self._chunks.cut, document.text, title=document.title)
+        else:
+            cuts = self._chunks.cut(document.text, title=document.title)
         if len(cuts) > documents.MAX_CHUNKS:
             raise InvalidItem(
                 f"the text makes {len(cuts)} chunks, and a document holds {documents.MAX_CHUNKS} at most",
@@ -297,7 +281,7 @@ class Indexer:
             assert stored.read_from is not None
             wanted[id_].whole = replace(stored, source=documents.without_vectors(stored.source))
             wanted[id_].reusable[stored.read_from.space] = {
-                chunk["hash"]: _pack(chunk["embedding"])
+                chunk["hash"]: packed(chunk["embedding"])
                 for chunk in stored.source.get(fields.CHUNKS, ())
                 if "hash" in chunk and "embedding" in chunk
             }
@@ -344,7 +328,7 @@ class Indexer:
             given = item.document.embedding
             if given is not None and len(given) == target.collection.dims:
                 item.vectors[target.space] = [
-                    pack_vector(_measured_alike(np.asarray(given), target.collection))
+                    pack_vector(measured_alike(np.asarray(given), target.collection.similarity))
                 ]
             elif given is None and not item.embeds:
                 item.vectors[target.space] = [None] * len(item.chunks)
@@ -371,7 +355,7 @@ class Indexer:
                     item.vectors[target.space] = embedded.errors[at]
                     break
                 item.truncated = item.truncated or at in embedded.truncated
-                vectors.append(pack_vector(_measured_alike(vector, target.collection)))
+                vectors.append(pack_vector(measured_alike(vector, target.collection.similarity)))
 
     # --- change and delete
 
@@ -623,7 +607,7 @@ class Indexer:
             source = body.any_source()
             for chunk in source.get(fields.CHUNKS, ()):
                 if "embedding" in chunk:
-                    texts.setdefault(_text_of(source, chunk), len(texts))
+                    texts.setdefault(chunking.stored_text(source, chunk), len(texts))
         embedded = await self._vectors_of(target, list(texts)) if texts else None
         for body in bodies:
             source = body.any_source()
@@ -633,12 +617,14 @@ class Indexer:
                 if "embedding" not in chunk or embedded is None:
                     chunks.append(chunk)
                     continue
-                at = texts[_text_of(source, chunk)]
+                at = texts[chunking.stored_text(source, chunk)]
                 vector = embedded.vectors[at]
                 if vector is None:
                     error = embedded.errors[at]
                     break
-                chunks.append({**chunk, "embedding": pack_vector(_measured_alike(vector, target.collection))})
+                chunks.append(
+                    {**chunk, "embedding": pack_vector(measured_alike(vector, target.collection.similarity))}
+                )
             body.sources[target.space] = error or ({**source, fields.CHUNKS: chunks} if chunks else source)
 
     async def delete_matching(
@@ -904,15 +890,6 @@ def _source_of(item: "_Upsert", target: Target) -> Source | HalflifeError:
     return documents.source(item.document, chunks=chunks, declared=declared, indexed_at=item.indexed_at)
 
 
-def _measured_alike(vector: "np.typing.NDArray[Any]", collection: Collection) -> "np.typing.NDArray[Any]":
-    """Return the vector as it is stored: at length one, unless the measure (cosine) does that by itself.
-
-    So that a relevance means one thing whatever the measure: inner products and distances of other lengths don't
-    tell a cosine.
-    """
-    return vector if collection.similarity == "cosine" else vector / np.linalg.norm(vector)
-
-
 def check_first(items: Sequence[Any], *, collection: str, dims: int) -> None:
     """Raise InvalidRequest, as an upsert does, if not one item would be valid in a new collection of the defaults.
 
@@ -1075,23 +1052,12 @@ def _by_ids(clauses: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> list[li
     ]
 
 
-def _text_of(source: Source, chunk: Source) -> str:
-    return chunking.embedding_text(source.get(fields.TITLE, ""), chunk["text"])
-
-
-def _pack(vector: str | Sequence[float]) -> str:
-    """Return a vector as it is sent, from either form in which it is read: numbers out of the index, and what was sent
-    where the document is read out of the translog, before a refresh.
-    """
-    return vector if isinstance(vector, str) else pack_vector(np.asarray(vector, dtype=np.float32))
-
-
 def _packed(source: Source) -> Source:
     """Return the document with its vectors packed."""
     if fields.CHUNKS not in source:
         return source
     chunks = [
-        {**chunk, "embedding": _pack(chunk["embedding"])} if "embedding" in chunk else chunk
+        {**chunk, "embedding": packed(chunk["embedding"])} if "embedding" in chunk else chunk
         for chunk in source[fields.CHUNKS]
     ]
     return {**source, fields.CHUNKS: chunks}

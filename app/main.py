@@ -22,6 +22,7 @@ from pydantic import SecretStr
 
 from app import api_collections, api_documents, api_search, catalog, indexing, observing, openapi, watching
 from app.api import Service, health, install_handlers
+from app.chunking import Chunking
 from app.collection import Collection
 from app.dialling import check_key, parse_url
 from app.edge import HELD_BODIES, OPEN_PATHS, Edge, Guard
@@ -350,9 +351,7 @@ def _indexer(
         patience=Patience(
             request_timeout_s=settings.elasticsearch_timeout_s, embedder_stall_s=settings.embedder_stall_s
         ),
-        chunks=indexing.Chunking(
-            max_tokens=settings.chunk_tokens, overlap_tokens=settings.chunk_overlap_tokens
-        ),
+        chunks=Chunking(max_tokens=settings.chunk_tokens, overlap_tokens=settings.chunk_overlap_tokens),
     )
 
 

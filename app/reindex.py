@@ -28,6 +28,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from app import catalog, chunking, copying, documents, fields, moves, names, turns
+from app.chunking import Chunking
 from app.collection import Collection, CollectionOptions, DeclaredType, Similarity
 from app.copying import patiently
 from app.documents import InvalidItem, Source
@@ -156,14 +157,6 @@ class Lane:
         return self.same_space and not self.rechunk
 
 
-@dataclass(frozen=True, slots=True)
-class Chunking:
-    """How texts are cut if they are cut anew."""
-
-    max_tokens: int = chunking.DEFAULT_MAX_TOKENS
-    overlap_tokens: int = chunking.DEFAULT_OVERLAP_TOKENS
-
-
 class Reindexer:
     """Moves one collection; every method may be called by any process at any time."""
 
@@ -212,7 +205,7 @@ class Reindexer:
         live = [hit["_source"] for hit in sample if not hit["_source"].get(fields.DELETED)]
         if live and reembeds:
             counted = [
-                chunking.estimate_tokens(_text_of(one, chunk))
+                chunking.estimate_tokens(chunking.stored_text(one, chunk))
                 for one in live
                 for chunk in one.get(fields.CHUNKS, ())
             ]
@@ -885,7 +878,7 @@ class Reindexer:
                 body = self._reshape(lane, hit["_source"])
                 for chunk in body.get(fields.CHUNKS, ()):
                     if chunk.get("embedding") is _WANTED:
-                        text = _text_of(body, chunk)
+                        text = chunking.stored_text(body, chunk)
                         if not text.strip():
                             raise InvalidItem(
                                 "it has a vector of its caller's and no text that could be embedded"
@@ -907,7 +900,7 @@ class Reindexer:
             for chunk in body.get(fields.CHUNKS, ()):
                 if chunk.get("embedding") is _WANTED:
                     assert embedded is not None
-                    at = texts[_text_of(body, chunk)]
+                    at = texts[chunking.stored_text(body, chunk)]
                     vector = embedded.vectors[at]
                     if vector is None:
                         failed = embedded.errors[at].detail
@@ -954,12 +947,7 @@ class Reindexer:
         known = {chunk["hash"]: chunk.get("embedding") for chunk in chunks}
         embeds = any("embedding" in chunk for chunk in chunks)
         made = []
-        for cut in chunking.split(
-            body.get(fields.TEXT, ""),
-            title=body.get(fields.TITLE, ""),
-            max_tokens=self._chunks.max_tokens,
-            overlap_tokens=self._chunks.overlap_tokens,
-        ):
+        for cut in self._chunks.cut(body.get(fields.TEXT, ""), title=body.get(fields.TITLE, "")):
             chunk = documents.chunk_source(cut.text, cut.start, cut.end, digest=cut.hash, vector=None)
             if embeds:
                 vector = known.get(cut.hash)
@@ -1143,10 +1131,6 @@ def _mismatch(source: str, target: str, ids: Sequence[str]) -> Mismatch:
 def _named(ids: Sequence[str]) -> str:
     more = f" and {len(ids) - NAMED_IDS} more" if len(ids) > NAMED_IDS else ""
     return ", ".join(ids[:NAMED_IDS]) + more
-
-
-def _text_of(source: Source, chunk: Source) -> str:
-    return chunking.embedding_text(source.get(fields.TITLE, ""), chunk["text"])
 
 
 async def _flat(pages: AsyncIterator[list[Hit]]) -> AsyncIterator[tuple[bytes, int]]:

@@ -5,7 +5,6 @@ on after them, and come in in any batches. A line is the document as it was sent
 `indexed_at` and `chunks` (offsets, hash, vector as base64 of big-endian 32-bit floats). Deleted documents don't go out.
 """
 
-import base64
 import dataclasses
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -14,14 +13,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal
 
-import numpy as np
-
 from app import chunking, copying, documents, fields, names
 from app.collection import Collection, CollectionOptions, SynonymRule, SynonymSet
 from app.copying import patiently
 from app.documents import InvalidItem, Source
 from app.elastic import Cluster
-from app.encoding import encode, unpack_vector
+from app.encoding import encode, packed, unpack_vector
 from app.errors import ClusterUnavailable, CursorExpired, HalflifeError, InvalidRequest, Unavailable
 from app.ranking import stored_profiles
 from app.refusals import parse
@@ -236,16 +233,10 @@ def line(source: Mapping[str, Any], version: int) -> Json:
         if entry["text"] == text[entry["start"] : entry["end"]]:
             del entry["text"]
         if "embedding" in entry:
-            entry["embedding"] = _packed(entry["embedding"])
+            entry["embedding"] = packed(entry["embedding"])
         chunks.append(entry)
     body[fields.CHUNKS] = chunks
     return body
-
-
-def _packed(vector: str | Sequence[float]) -> str:
-    if isinstance(vector, str):
-        return vector
-    return base64.b64encode(np.asarray(vector, dtype=">f4").tobytes()).decode("ascii")
 
 
 def source_of(entry: Mapping[str, Any]) -> tuple[str, int, Source]:
@@ -348,7 +339,7 @@ class Importer:
             if not same:
                 for chunk in body[fields.CHUNKS]:
                     if "embedding" in chunk:
-                        texts.setdefault(_text_of(body, chunk), len(texts))
+                        texts.setdefault(chunking.stored_text(body, chunk), len(texts))
             ready.append(body)
         embedded = await target.embedder.embed_documents(list(texts)) if texts else None
         made: list[bytes | HalflifeError] = []
@@ -360,7 +351,7 @@ class Importer:
             for chunk in item[fields.CHUNKS]:
                 entry = dict(chunk)
                 if "embedding" in entry and embedded is not None:
-                    at = texts[_text_of(item, chunk)]
+                    at = texts[chunking.stored_text(item, chunk)]
                     vector = embedded.vectors[at]
                     if vector is None:
                         failed = embedded.errors[at]
@@ -377,7 +368,3 @@ class Importer:
                 chunks.append(entry)
             made.append(failed or encode({**item, fields.CHUNKS: chunks}))
         return made
-
-
-def _text_of(source: Mapping[str, Any], chunk: Mapping[str, Any]) -> str:
-    return chunking.embedding_text(source.get(fields.TITLE, ""), chunk["text"])

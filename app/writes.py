@@ -17,12 +17,12 @@ import json
 import math
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar
 
-from app import documents, observing
+from app import copying, documents, observing
 from app.collection import Collection
 from app.elastic import BulkAction, Cluster
 from app.embedding import Embedded
@@ -371,7 +371,9 @@ class Writer:
                 found.append((write, body))
             else:
                 actions.append((write, BulkAction(target.alias, write.id, write.version, body)))
-        for part in _by_size(actions):
+        for part in copying.in_bulks(
+            actions, lambda pair: len(pair[1].source), most=BULK_ITEMS, most_bytes=BULK_BYTES
+        ):
             found += await self._bulk(part, refresh)
         return found
 
@@ -546,18 +548,3 @@ def _gave_up() -> HalflifeError:
     return Conflict(
         "writing: other writers kept overtaking this one until its time was over", remedy="send it again"
     )
-
-
-def _by_size(actions: Sequence[tuple[Write, BulkAction]]) -> Iterator[list[tuple[Write, BulkAction]]]:
-    """Cut into bulks of bounded count and bytes; a document larger than the bound goes alone."""
-    part: list[tuple[Write, BulkAction]] = []
-    size = 0
-    for write, action in actions:
-        bytes_ = len(action.source)
-        if part and (len(part) >= BULK_ITEMS or size + bytes_ > BULK_BYTES):
-            yield part
-            part, size = [], 0
-        part.append((write, action))
-        size += bytes_
-    if part:
-        yield part

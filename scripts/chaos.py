@@ -41,12 +41,13 @@ import httpx2
 
 from app import catalog, copying, moves, names
 from app.catalog import Catalog
+from app.chunking import Chunking
 from app.collection import Collection, CollectionOptions
 from app.elastic import BulkAction, Cluster
 from app.embedding import Embedder
 from app.encoding import encode
 from app.errors import HalflifeError
-from app.indexing import Chunking, Indexer
+from app.indexing import Indexer
 from app.targets import CatalogTargets
 from app.writes import Patience, Stamper
 from scripts.callers import (

@@ -323,7 +323,8 @@ def _reindexer(
     rate: float | None,
     report: Callable[["Progress"], None],
 ) -> "Reindexer":
-    from app.reindex import Chunking, Reindexer
+    from app.chunking import Chunking
+    from app.reindex import Reindexer
 
     return Reindexer(
         cluster,
@@ -377,7 +378,8 @@ async def _adopt(
 ) -> int:
     """Bring another index into the collection, having shown what its documents become."""
     from app import catalog
-    from app.adoption import Adopter, Sizes
+    from app.adoption import Adopter
+    from app.chunking import Chunking
     from app.collection import Collection, CollectionOptions
     from app.reindex import Progress
     from app.values import check_collection
@@ -398,7 +400,7 @@ async def _adopt(
             mapping=paths,
             embedder=embedder,
             now=lambda: datetime.now(UTC),
-            sizes=Sizes(settings.chunk_tokens, settings.chunk_overlap_tokens),
+            chunks=Chunking(settings.chunk_tokens, settings.chunk_overlap_tokens),
             report=lambda done, total: report(Progress("bringing in", done, total)),
         )
         shape = Collection(

@@ -10,10 +10,11 @@ from typing import Any
 from app import catalog, names
 from app.answers import BulkResult
 from app.catalog import Catalog, create, install_templates
+from app.chunking import Chunking
 from app.collection import Collection, CollectionOptions, DeclaredType
 from app.elastic import Cluster
 from app.embedding import Embedder
-from app.indexing import Chunking, Indexer
+from app.indexing import Indexer
 from app.reindex import Progress, Reindexer
 from app.targets import CatalogTargets
 from app.writes import Patience, RefreshWhen, Stamper

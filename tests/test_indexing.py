@@ -18,6 +18,7 @@ import pytest
 from app import names, writes, writing
 from app.answers import BulkResult
 from app.catalog import Catalog, create, install_templates
+from app.chunking import Chunking
 from app.collection import Collection, CollectionOptions
 from app.elastic import BulkAction, Cluster
 from app.embedding import Embedder
@@ -30,7 +31,7 @@ from app.errors import (
     InvalidRequest,
     NotFound,
 )
-from app.indexing import Chunking, Indexer
+from app.indexing import Indexer
 from app.targets import CatalogTargets
 from app.times import parse_instant
 from app.touches import TouchQueue

@@ -15,11 +15,12 @@ import pytest
 
 from app import catalog, moves, names, turns
 from app.catalog import Catalog
+from app.chunking import Chunking
 from app.collection import CollectionOptions, SynonymRule
 from app.elastic import BulkAction, Cluster
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
 from app.moves import Ledger, Paused, Taken
-from app.reindex import Changes, Chunking, Mismatch, Reindexer
+from app.reindex import Changes, Mismatch, Reindexer
 from app.targets import CatalogTargets
 from tests.fakes import EmbeddingServer, Reply, openai_error, vector_of
 from tests.moving import DIMS, World, embedder_of, now, world_on
