@@ -552,6 +552,8 @@ def test_a_deletion_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:
     with FarEnd(answer) as api:
         done = invoke(str(tmp_path), "--source", "docs", "--prune", "-c", "c", "--url", api.url)
         [asked] = [seen for seen in api.requests if seen.path.endswith("/delete")]
+        [listed] = [seen for seen in api.requests if "/documents?" in seen.path]
+    assert listed.path == "/v1/collections/c/documents?filter=%7B%22source%22%3A+%22docs%22%7D"
     assert done.exit_code == cli.FAILED
     assert "✗ 0 is not deleted: this document is outside\n    ask for it\n" in done.stderr
     assert "Pruned 1 of the 4 documents that source 'docs' had: 1\n" in done.stdout
