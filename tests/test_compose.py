@@ -203,7 +203,7 @@ def test_nobody_speaks_to_elasticsearch_in_the_clear() -> None:
         if "https://elasticsearch" in told:
             # Nor without knowing whom: each has the CA.
             mounts = {volume.partition(":")[0] for volume in service["volumes"]}
-            assert mounts & {"certificates", "api-secrets"}, name
+            assert mounts & {"certificates", "authority", "api-secrets"}, name
 
 
 def test_keys_are_seen_by_those_alone_who_need_them() -> None:
@@ -218,9 +218,8 @@ def test_keys_are_seen_by_those_alone_who_need_them() -> None:
 
     assert holders("ca") == {"certificates": "rw"}
     assert holders("api-secrets") == {"setup": "rw", "api": "ro"}
-    assert holders("certificates") == {
-        "certificates": "rw", "elasticsearch": "ro", "setup": "ro", "kibana": "ro",
-    }  # fmt: skip
+    assert holders("certificates") == {"certificates": "rw", "elasticsearch": "ro"}
+    assert holders("authority") == {"certificates": "rw", "setup": "ro", "kibana": "ro"}
     # The superuser's password goes to those who run once, and to Elasticsearch itself.
     told = {name for name, service in SERVICES.items() if "ELASTIC_PASSWORD" in json.dumps(service)}
     assert told == {"elasticsearch", "setup", "dashboards"}
@@ -375,9 +374,9 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
     """The volumes of the jobs that run once, and programs that stand in for what only their image or root has."""
-    for name in ("ca", "certificates", "secrets", "snapshots", "bin"):
+    for name in ("ca", "certificates", "authority", "secrets", "snapshots", "bin"):
         (tmp_path / name).mkdir()
-    (tmp_path / "certificates" / "ca.crt").write_text("the CA")
+    (tmp_path / "authority" / "ca.crt").write_text("the CA")
     chown = tmp_path / "bin" / "chown"
     chown.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/chown.log\n')
     certutil = tmp_path / "bin" / "certutil"
@@ -405,8 +404,8 @@ def run_job(name: str, folders: Path, **changed: str) -> subprocess.CompletedPro
         pytest.skip("needs bash, curl and unzip, which the Elasticsearch image has and this machine has not")
     service = SERVICES[name]
     places = {
-        "CA": "ca", "CERTIFICATES": "certificates", "SECRETS": "secrets", "SNAPSHOTS": "snapshots",
-        "CERTUTIL": "bin/certutil",
+        "CA": "ca", "CERTIFICATES": "certificates", "AUTHORITY": "authority", "SECRETS": "secrets",
+        "SNAPSHOTS": "snapshots", "CERTUTIL": "bin/certutil",
     }  # fmt: skip
     environment = environment_of(name, {**example_environment(), **changed})
     environment |= {key: str(folders / place) for key, place in places.items() if key in environment}
@@ -475,7 +474,6 @@ def test_setup_replaces_a_key_that_is_not(cluster: Cluster, folders: Path) -> No
 
 
 def test_certificates_are_made_once(folders: Path) -> None:
-    (folders / "certificates" / "ca.crt").unlink()
     ended = run_job("certificates", folders)
     assert ended.returncode == 0, ended.stderr
     made = {path.name: path.read_text() for path in (folders / "certificates").iterdir()}
@@ -484,6 +482,12 @@ def test_certificates_are_made_once(folders: Path) -> None:
         "elasticsearch.key": "key of elasticsearch",
     }  # fmt: skip
     assert {path.name for path in (folders / "ca").iterdir()} == {"ca.crt", "ca.key"}
+    [told] = (folders / "authority").iterdir()
+    assert (told.name, told.read_text(), told.stat().st_mode & 0o777) == (
+        "ca.crt",
+        "certificate of ca",
+        0o444,
+    )
     calls = (folders / "certutil.log").read_text().splitlines()
     assert [call.split()[0] for call in calls] == ["ca", "cert"]
     assert run_job("certificates", folders).returncode == 0
