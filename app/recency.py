@@ -37,13 +37,19 @@ FLOOR: Final = 0.7
 """Least factor, for a named time, on what a score is above the window's least. With .5 named times win less by RRF."""
 NEWS_FLOOR: Final = 0.5
 """The same for news: .7 misses .0006 of a gain of .0143 on chronoqa_zh asked a week after the news, .005 on time1963."""
+AHEAD_MS: Final = DAY_MS
+"""Beyond the origin: what is dated later holds nowhere yet and replaces nothing, an edition from next year on. A day, since a
+date without a time zone may be tomorrow's."""
 LEAST_SPREAD_MS: Final = 3 * DAY_MS
 """Distance from a named time at which half of the preference for it is gone, at least; else half of its length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recency:
-    """What was decided for one query. `compared` is the number of best candidates to group, 0 for none."""
+    """What was decided for one query. `compared` is the number of best candidates to group, 0 for none.
+
+    Of what says the same thing a document dated after `not_after_ms` comes last and replaces nothing.
+    """
 
     mode: RecencyMode
     reason: str
@@ -74,13 +80,15 @@ def decide(
 
 def _decide(intent: Intent, *, origin_ms: int, created_ms: Sequence[int | None], compares: bool) -> Recency:
     spans = tuple(span for span in intent.spans if span.sure)
+    ahead = origin_ms + AHEAD_MS
     if spans:
         until = max(span.end_ms for span in spans) - 1
+        not_after = min(until, ahead)
         name = ", ".join(
             f"'{span.text}' ({_day(span.start_ms)} to {_day(span.end_ms - 1)})" for span in spans[:2]
         )
         if any(_inside(spans, moment) for moment in created_ms[:COMPARED]):
-            return Recency("around", f"the query names {name}", COMPARED, spans=spans, not_after_ms=until)
+            return Recency("around", f"the query names {name}", COMPARED, spans=spans, not_after_ms=not_after)
         reason = f"the query names {name}, and none of the best {COMPARED} hits is from then"
         if until >= origin_ms:
             # Of "this week's menu" the newest there is serves, should this week's be missing.
@@ -89,11 +97,12 @@ def _decide(intent: Intent, *, origin_ms: int, created_ms: Sequence[int | None],
                 f"{reason}: newest first among editions of one thing",
                 COMPARED_CURRENT,
                 current=True,
+                not_after_ms=ahead,
             )
         # A time that ended before any news began is asked about for its own sake, whatever is young among the hits.
         if origin_ms - until <= NEWS_AGE_MS and _is_burst(origin_ms, created_ms):
-            return Recency("news", f"{reason}; {NEWS_TOLD}", COMPARED)
-        return Recency("off", reason, COMPARED, not_after_ms=until)
+            return Recency("news", f"{reason}; {NEWS_TOLD}", COMPARED, not_after_ms=ahead)
+        return Recency("off", reason, COMPARED, not_after_ms=not_after)
     if intent.wants == "past":
         return Recency("off", f"the query asks about the past ('{intent.cue}')")
     current = intent.wants == "current"
@@ -105,8 +114,8 @@ def _decide(intent: Intent, *, origin_ms: int, created_ms: Sequence[int | None],
     compared = COMPARED_CURRENT if current else COMPARED
     if not intent.spans and _is_burst(origin_ms, created_ms):
         told = f"{NEWS_TOLD}; {reason}" if compares else NEWS_TOLD
-        return Recency("news", told, compared, current=current)
-    return Recency("equals", reason, compared, current=current)
+        return Recency("news", told, compared, current=current, not_after_ms=ahead)
+    return Recency("equals", reason, compared, current=current, not_after_ms=ahead)
 
 
 def _is_burst(origin_ms: int, created_ms: Sequence[int | None]) -> bool:

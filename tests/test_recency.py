@@ -27,6 +27,25 @@ def test_a_query_for_what_is_current_compares_more() -> None:
     assert "latest" in made.told()
 
 
+@pytest.mark.parametrize(
+    "query, until",
+    [
+        ("carry over leave", ORIGIN_MS + DAY_MS),
+        ("the latest leave policy", ORIGIN_MS + DAY_MS),
+        ("leave policy of this year", ORIGIN_MS + DAY_MS),
+        ("leave policy of this week", ORIGIN_MS + DAY_MS),
+        ("leave policy of 2020", to_ms(parse_instant("2020-12-31T23:59:59.999Z"))),
+    ],
+)
+@pytest.mark.parametrize("new", [[], [ORIGIN_MS], [ORIGIN_MS - DAY_MS]], ids=len)
+def test_what_is_dated_after_the_origin_replaces_nothing(
+    query: str, until: int, new: list[int | None]
+) -> None:
+    made = decided(query, [*new, *OLD])
+    assert made.compared > 0
+    assert made.not_after_ms == until
+
+
 def test_a_query_about_the_past_turns_it_off() -> None:
     made = decided("history of the leave policy", [ORIGIN_MS, *OLD])
     assert (made.mode, made.compared) == ("off", 0)
@@ -52,14 +71,14 @@ def test_a_named_time_moves_the_origin_where_hits_are_from_then() -> None:
 def test_a_time_that_still_runs_asks_for_the_newest_where_none_is_from_then() -> None:
     made = decided("this week's menu", [*OLD])
     assert (made.mode, made.compared, made.current) == ("equals", recency.COMPARED_CURRENT, True)
-    assert made.not_after_ms is None
+    assert made.not_after_ms == ORIGIN_MS + DAY_MS
     assert decided("this week's menu", [ORIGIN_MS, *OLD]).mode == "around"
     assert decided("last week's menu", [*OLD]).mode == "off"
 
 
 def test_a_time_of_late_that_nothing_is_from_says_nothing_where_a_best_hit_is_news() -> None:
     made = decided("what happened last week", [ORIGIN_MS, *OLD])
-    assert (made.mode, made.not_after_ms) == ("news", None)
+    assert (made.mode, made.not_after_ms) == ("news", ORIGIN_MS + DAY_MS)
     assert (
         "none of the best 20 hits is from then; one of the best 10 hits is at most 14 days old" in made.reason
     )
