@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from app import diversity, fields, filters, queries
+from app import diversity, filters, queries
 from app.answers import WhyRoute, WhyStage
 from app.fusion import Share
-from app.planning import VECTOR_OVERSAMPLE, Plan, PlannedRoute
+from app.planning import VECTOR_OVERSAMPLE, Plan, PlannedRoute, window_fields
 from app.ranking import Dedup, Mmr, Rerank
 from app.stages import Placed, passage_of, to_array
 from app.times import format_duration, format_instant, from_ms, parse_instant, to_ms
@@ -64,7 +64,8 @@ def unmatched(
 
 def _outside_dates(plan: Plan, route: PlannedRoute, source: Mapping[str, Any]) -> str | None:
     """Return why the document's date lies outside the window of a fresh route, if it does."""
-    name = route.asked.field or (fields.CREATION_TIME if plan.base_decay is None else plan.base_decay.field)
+    dates = window_fields(route.asked, None if plan.base_decay is None else plan.base_decay.field)
+    name = next((each for each in dates[:-1] if _is_by(source.get(each), plan.origin_ms)), dates[-1])
     window_ms = queries.DEFAULT_FRESH_MS if route.asked.window is None else route.asked.window
     written = source.get(name)
     if written is None:
@@ -78,6 +79,10 @@ def _outside_dates(plan: Plan, route: PlannedRoute, source: Mapping[str, Any]) -
             f"{format_instant(from_ms(plan.origin_ms - window_ms))}): a longer `window` would take it in"
         )
     return None
+
+
+def _is_by(written: str | None, origin_ms: int) -> bool:
+    return written is not None and to_ms(parse_instant(written)) <= origin_ms
 
 
 # --- stages ----------------------------------------------------------------------------------------------------------

@@ -5,11 +5,12 @@ explanations and for the tests that hold the two together.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 from app import fields
 from app.errors import InvalidRequest
-from app.ranking import STRENGTHS, Decay, DecayStrength, ResolvedDecay
+from app.ranking import STEEPEST_RAMP, STRENGTHS, Decay, DecayStrength, ResolvedDecay, too_steep
 from app.times import (
     DAY_MS,
     HOUR_MS,
@@ -62,6 +63,10 @@ def merge(base: Decay, override: DecayStrength | None, *, path: str = "routes.de
             field=f"{path}.kind",
             remedy="give the route a `rate`, a `half_life` or a `scale` with `decay`",
         )
+    if merged.kind == "linear" and merged.rate is not None and merged.rate >= STEEPEST_RAMP:
+        wrong, remedy = too_steep(merged.rate)
+        named = "kind" if override.rate is None else "rate"
+        raise InvalidRequest(wrong, field=f"{path}.{named}", remedy=remedy)
     return merged
 
 
@@ -102,12 +107,7 @@ def _strength(decay: Decay) -> tuple[Any, int, float]:
     else:
         scale_ms = _whole(DAY_MS, per=rate)
         at_scale = math.exp(-rate * scale_ms / DAY_MS)
-    if not 0 < at_scale < 1:
-        raise InvalidRequest(
-            f"a rate of {rate:g} per day is outside what Elasticsearch's decay can express",
-            field="decay.rate",
-            remedy="use a rate between 1e-9 and 1e8 per day, or a half_life",
-        )
+    assert 0 < at_scale < 1, "rates are checked where they are read"
     return kind, scale_ms, at_scale
 
 
@@ -169,12 +169,13 @@ def functions(decay: ResolvedDecay, *, origin_ms: int) -> list[dict[str, Any]]:
     exempt: list[dict[str, Any]] = [evergreen]
     dated: list[dict[str, Any]] = []
     for field in times_of(decay.field):
-        has = {"exists": {"field": field}}
+        past = {"range": {field: {"lte": origin}}}
         future = {"range": {field: {"gt": origin}}}
-        decaying = {"range": {field: {"lte": origin}}} if decay.future == "clamp" else has
+        has = past if field == fields.LAST_ACCESSED_AT else {"exists": {"field": field}}
+        decaying = past if decay.future == "clamp" else has
         aging = {"bool": {"filter": [decaying], "must_not": [evergreen, *dated]}}
         groups += _aging(decay, field, origin_ms=origin_ms, aging=aging)
-        if decay.future == "clamp":
+        if decay.future == "clamp" and has is not past:
             exempt.append({"bool": {"filter": [future], "must_not": list(dated)}} if dated else future)
         dated.append(has)
     return [
@@ -190,6 +191,19 @@ def times_of(field: str) -> tuple[str, ...]:
     So a memory decays from the first search on, whoever stored it, and not only once it has been read.
     """
     return (field, fields.CREATION_TIME) if field == fields.LAST_ACCESSED_AT else (field,)
+
+
+def moment(field: str, date_of: Callable[[str], int | None], *, origin_ms: int) -> int | None:
+    """Return the date by which a decay on `field` ages a document, None for an undated one.
+
+    `date_of` gives the document's own dates. A reading after the origin has not been yet: what is asked as of then
+    finds what it found then.
+    """
+    for name in times_of(field):
+        at = date_of(name)
+        if at is not None and (name != fields.LAST_ACCESSED_AT or at <= origin_ms):
+            return at
+    return None
 
 
 def _aging(

@@ -258,7 +258,7 @@ def make_plan(
         if route.kind.startswith("fresh_"):
             own.append(
                 queries.within(
-                    route.field or (None if base is None else base.field) or fields.CREATION_TIME,
+                    window_fields(route, None if base is None else base.field),
                     origin_ms=origin_ms,
                     window_ms=queries.DEFAULT_FRESH_MS if route.window is None else route.window,
                 )
@@ -312,49 +312,62 @@ def _worded(search: Search, collection: Collection, routes: Sequence[PlannedRout
     left_out = False
     if not search.synonyms or not collection.synonyms:
         return Pinned({}, ()), False
+    searched = {route.text for route in routes if not route.needs_vector}
+    # The request's query too: passages without a vector are chosen, and hits marked, by its words.
     for text in dict.fromkeys([search.query, *(route.text for route in routes if not route.needs_vector)]):
         found = synonyms.find(text, collection.synonyms)
         if not found:
             continue
         made, more = synonyms.wordings(text, found)
         words, _ = queries.lexical_words(text)
-        wordings[text] = queries.affordable(words, made)
-        left_out = left_out or more or len(wordings[text]) < len(made)
-        for told in synonyms.told(text, found):
+        kept = wordings[text] = queries.affordable(words, made)
+        if text not in searched:
+            continue
+        left_out = left_out or more or len(kept) < len(made)
+        for told in synonyms.told(text, found, kept):
             rewrites.setdefault((told.of, *told.texts), told)
     return Pinned(wordings, tuple(rewrites.values())), left_out
 
 
 def rewritten(plan: Plan, found: Rewriting, *, forced: Sequence[dict[str, Any]], model: str) -> Plan:
-    """Return the plan with the routes of what a model made of its query: of the kinds that the search has already."""
+    """Return the plan with the routes of what a model made of its query, each within what a route of its kind may find."""
     wanted = plan.search.rewrite
     assert wanted is not None
-    kinds = {"vector" if route.needs_vector else "text" for route in plan.routes}
+    widened = {kind: _scopes(plan, kind) for kind in ("text", "vector")}
     if plan.search.query_vector is not None:
-        kinds.discard(
-            "vector"
-        )  # that vector is of other words, and routes that need one of their own are refused
+        # That vector is of other words, and routes that need one of their own are refused.
+        widened["vector"] = []
     taken = {route.name for route in plan.routes}
     routes = [route.asked for route in plan.routes]
+    left = queries.MAX_TERMS_OF_ROUTES - sum(
+        queries.cost(route.words) for route in plan.routes if not route.needs_vector
+    )
     rewrites: list[Rewrite] = []
     left_out = False
 
-    def add(kind: Literal["keywords", "expansion", "query"], texts: list[str], *as_kinds: RouteKind) -> None:
-        nonlocal left_out
+    def add(
+        kind: Literal["keywords", "expansion", "query"],
+        texts: list[str],
+        *as_kinds: Literal["text", "vector"],
+    ) -> None:
+        nonlocal left, left_out
         names: list[str] = []
-        for as_kind in as_kinds:
-            if as_kind not in kinds or not texts:
-                continue
-            if len(routes) == MAX_ROUTES:
+        text = " ".join(texts)
+        words = queries.cost(queries.lexical_words(text)[0])
+        for like in [like for as_kind in as_kinds for like in widened[as_kind]] if texts else ():
+            as_kind = "vector" if like.kind.endswith("vector") else "text"
+            cost = words if as_kind == "text" else 0
+            if len(routes) == MAX_ROUTES or cost > left:
                 left_out = True
                 continue
+            left -= cost
             stem = f"rewrite_{as_kind}" if kind == "query" else f"rewrite_{kind}"
             name = next(
                 each for n in range(1, 100) if (each := stem if n == 1 else f"{stem}_{n}") not in taken
             )
             taken.add(name)
             names.append(name)
-            routes.append(Route(kind=as_kind, name=name, weight=wanted.weight, query=" ".join(texts)))
+            routes.append(like.model_copy(update={"name": name, "weight": wanted.weight, "query": text}))
         if names:
             rewrites.append(
                 Rewrite(source="model", kind=kind, of=plan.search.query, texts=texts, routes=names)
@@ -381,6 +394,22 @@ def rewritten(plan: Plan, found: Rewriting, *, forced: Sequence[dict[str, Any]],
         rewrites=(*planned.rewrites, *rewrites),
         warnings=(*dict.fromkeys((*planned.warnings, *warnings)),),
     )
+
+
+def _scopes(plan: Plan, kind: Literal["text", "vector"]) -> list[Route]:
+    """Return the asked routes of a kind, of which between them a rewriting may find all and no more.
+
+    One that finds anything is enough; else each filter, window and decay once.
+    """
+    asked = [route.asked for route in plan.routes if route.kind.endswith(kind)]
+    whole = [route for route in asked if route.kind == kind and not route.filter]
+    if whole:
+        return whole[:1]
+    distinct: dict[str, Route] = {}
+    for route in asked:
+        scope = route.model_dump_json(include={"kind", "filter", "window", "field", "decay"})
+        distinct.setdefault(scope, route)
+    return list(distinct.values())
 
 
 def _feedback(search: Search, profile: Profile) -> FeedbackOptions | None:
@@ -525,6 +554,17 @@ def _named_routes(routes: Iterable[Route]) -> list[Route]:
             taken.add(name)
         named.append(route.model_copy(update={"name": name}))
     return named
+
+
+def window_fields(route: Route, base_field: str | None) -> tuple[str, ...]:
+    """Return the dates of a fresh route's window: the first that a document has, by the origin, is its own.
+
+    Its own field, else its decay's, else the request's decay's, `base_field`: a new memory that was never read is as new as it is.
+    """
+    if route.field is not None:
+        return (route.field,)
+    own = route.decay.field if isinstance(route.decay, DecayStrength) else None
+    return decay.times_of(own or base_field or fields.CREATION_TIME)
 
 
 def _standing_filters(search: Search, *, origin_ms: int) -> list[dict[str, Any]]:
@@ -853,13 +893,13 @@ def read_candidate(plan: Plan, route: PlannedRoute, hit: Mapping[str, Any], *, r
             # The two are 32-bit floats, so that a factor of 1 can come out a little above it.
             factor = min(1.0, score / base)
         else:
-            moment_ms = _aged(route.decay, values, created_ms)
+            moment_ms = _aged(plan, route.decay, values, created_ms)
             factor = decay.factor(
                 route.decay, origin_ms=plan.origin_ms, moment_ms=moment_ms, evergreen=evergreen
             )
     elif plan.placement == "fused":
         factor = names.get(queries.FACTOR_NAME)
-    aged_ms = created_ms if plan.base_decay is None else _aged(plan.base_decay, values, created_ms)
+    aged_ms = created_ms if plan.base_decay is None else _aged(plan, plan.base_decay, values, created_ms)
     return Candidate(id_, id_, rank, score, float(base), factor, created_ms, aged_ms, evergreen)
 
 
@@ -867,12 +907,8 @@ _UNDATED: Final = -(2**63)
 """What the cluster sorts a missing date by."""
 
 
-def _aged(by: ResolvedDecay, values: Mapping[str, Any], created_ms: int | None) -> int | None:
-    for name in decay.times_of(by.field):
-        at = _date(values, name, created_ms)
-        if at is not None:
-            return at
-    return None
+def _aged(plan: Plan, by: ResolvedDecay, values: Mapping[str, Any], created_ms: int | None) -> int | None:
+    return decay.moment(by.field, lambda name: _date(values, name, created_ms), origin_ms=plan.origin_ms)
 
 
 def _date(values: Mapping[str, Any], name: str, created_ms: int | None) -> int | None:
@@ -885,5 +921,14 @@ def _date(values: Mapping[str, Any], name: str, created_ms: int | None) -> int |
 def age_days(plan: Plan, source: Mapping[str, Any]) -> float | None:
     """Return the age that the request's decay sees, in days, negative for the future."""
     field = fields.CREATION_TIME if plan.base_decay is None else plan.base_decay.field
-    written = next((source[name] for name in decay.times_of(field) if source.get(name) is not None), None)
-    return plan.age_days(None if written is None else to_ms(parse_instant(written)))
+    return plan.age_days(moment_of(field, source, origin_ms=plan.origin_ms))
+
+
+def moment_of(field: str, source: Mapping[str, Any], *, origin_ms: int) -> int | None:
+    """Return the date by which a decay on `field` ages a document, read from what is stored of it."""
+
+    def date_of(name: str) -> int | None:
+        written = source.get(name)
+        return None if written is None else to_ms(parse_instant(written))
+
+    return decay.moment(field, date_of, origin_ms=origin_ms)

@@ -239,11 +239,28 @@ def before(created_ms: int | None, document_id: str) -> dict[str, Any]:
     return {"bool": {"should": [newer, {"bool": {"filter": [level, smaller]}}]}}
 
 
-def within(field: str, *, origin_ms: int, window_ms: int) -> dict[str, Any]:
-    """Return the filter of a fresh route: dated from the origin back to the window."""
+def within(dates: Sequence[str], *, origin_ms: int, window_ms: int) -> dict[str, Any]:
+    """Return the filter of a fresh route: dated from the origin back to the window, by the first of `dates` that is there.
+
+    A date after the origin is not there yet.
+    """
     at = format_instant(from_ms(origin_ms))
+    since = format_instant(from_ms(within_calendar(origin_ms - window_ms)))
+    inside = [{"range": {name: {"lte": at, "gte": since}}} for name in dates]
+    if len(inside) == 1:
+        return inside[0]
     return {
-        "range": {field: {"lte": at, "gte": format_instant(from_ms(within_calendar(origin_ms - window_ms)))}}
+        "bool": {
+            "should": [
+                {
+                    "bool": {
+                        "filter": [window],
+                        "must_not": [{"range": {name: {"lte": at}}} for name in dates[:place]],
+                    }
+                }
+                for place, window in enumerate(inside)
+            ]
+        }
     }
 
 

@@ -38,13 +38,18 @@ def _rate_per_day(value: Any) -> Any:
     return value
 
 
+LEAST_RATE = 1e-27
+"""Per day: over the longest duration that the cluster knows this is the least loss that a double tells from none."""
+STEEPEST_RAMP = 8.64e7
+"""Per day: a linear decay by this rate or a greater one is over within a millisecond, the shortest duration."""
+
 RatePerDay = Annotated[
     float,
-    Field(gt=0, le=1e8),
+    Field(ge=LEAST_RATE, le=1e8),
     BeforeValidator(_rate_per_day),
     WithJsonSchema({
         "anyOf": [
-            {"type": "number", "exclusiveMinimum": 0, "maximum": 1e8},
+            {"type": "number", "minimum": LEAST_RATE, "maximum": 1e8},
             {"type": "string", "pattern": f"^{_RATE.pattern}$"},
         ],
         "examples": [0.01, "0.02/h"],
@@ -67,13 +72,18 @@ class DecayStrength(Value):
     )
     rate: RatePerDay | None = Field(
         None,
-        description="Per day (or text such as '0.02/h'): exp is exp(-rate*age), linear is 1 - rate*age.",
+        description="Per day (or text such as '0.02/h'): exp is exp(-rate*age), linear is 1 - rate*age, for which it is below "
+        "8.64e7.",
     )
     hourly_loss: Fraction | None = Field(
         None, description="(1 - hourly_loss)^hours: LangChain's decay_rate; exp only."
     )
     offset: Duration | None = Field(None, description="Age up to which nothing decays.")
-    field: DecayField | None = Field(None, description="The date that ages; `creation_time` if left out.")
+    field: DecayField | None = Field(
+        None,
+        description="The date that ages; `creation_time` if left out. `last_accessed_at` stands for `creation_time` in what was "
+        "not read by the origin.",
+    )
     floor: Fraction | None = Field(
         None, description="The factor used is floor + (1-floor)*decay; left out: 0.5, on vector routes 0.98."
     )
@@ -106,6 +116,8 @@ class DecayStrength(Value):
                 f"`{named}` is a constant rate, which kind 'gauss' does not have",
                 "give `half_life`, or `scale` with `decay`, or use kind 'exp'",
             )
+        if self.kind == "linear" and (self.rate or 0) >= STEEPEST_RAMP:
+            raise invalid(*too_steep(self.rate or 0))
         if self.kind == "linear" and self.hourly_loss is not None:
             raise invalid(
                 "`hourly_loss` compounds by the hour, which is exp", "drop `kind`, or use `rate` for a ramp"
@@ -114,6 +126,14 @@ class DecayStrength(Value):
 
 
 STRENGTHS = ("half_life", "scale", "rate", "hourly_loss")
+
+
+def too_steep(rate: float) -> tuple[str, str]:
+    """Return what is wrong with a linear decay by this rate, and the remedy."""
+    return (
+        f"a linear decay by a `rate` of {rate:g} per day is over within a millisecond",
+        "use a `rate` below 8.64e7 per day",
+    )
 
 
 def _some(*names: str) -> dict[str, Any]:
@@ -203,7 +223,9 @@ class Route(Value):
         None, description="fresh_* only: how far back its documents reach; '30d' if left out."
     )
     field: DecayField | None = Field(
-        None, description="fresh_* only: the date of its window; the decay's if left out."
+        None,
+        description="fresh_* only: the date of its window; its decay's if left out, where a document that was never read counts "
+        "by its `creation_time`.",
     )
     filter: Filter | None = Field(None, description="A further filter for this route alone.")
     query: Annotated[Text, Field(min_length=1, max_length=MAX_QUERY_CHARS)] | None = Field(

@@ -222,15 +222,17 @@ def _choices(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 yield tuple(choice)
 
 
-def told(text: str, found: Iterable[Found]) -> list[Rewrite]:
-    """Return what the answer says of the terms that were found in the text."""
+def told(text: str, found: Iterable[Found], searched: Iterable[Wording]) -> list[Rewrite]:
+    """Return what the answer says of the terms that were found in the text: those alternatives that a wording searches for."""
+    terms = {term for wording in searched for term in wording.terms}
     return [
         Rewrite(
             source="synonyms",
             kind="synonyms",
             of=text[each.start : each.end],
-            texts=list(each.alternatives),
+            texts=texts,
             rules=list(each.rules),
         )
         for each in found
+        if (texts := [alternative for alternative in each.alternatives if alternative in terms])
     ]

@@ -24,6 +24,7 @@ from app.planning import (
     PlannedRoute,
     age_days,
     measure_body,
+    moment_of,
     read_route,
     route_body,
     route_query,
@@ -400,11 +401,10 @@ def _factor(plan: Plan, source: Mapping[str, Any]) -> float | None:
     resolved: ResolvedDecay | None = plan.base_decay
     if resolved is None:
         return None
-    written = next((source[name] for name in decay.times_of(resolved.field) if source.get(name)), None)
     return decay.factor(
         resolved,
         origin_ms=plan.origin_ms,
-        moment_ms=None if written is None else to_ms(parse_instant(written)),
+        moment_ms=moment_of(resolved.field, source, origin_ms=plan.origin_ms),
         evergreen=bool(source.get(fields.EVERGREEN, False)),
     )
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from app import decay
 from app.errors import InvalidRequest
-from app.ranking import Decay, DecayStrength, ResolvedDecay
+from app.ranking import LEAST_RATE, Decay, DecayStrength, Profile, ResolvedDecay
 from app.times import parse_instant, to_ms
 
 HOUR, DAY = 3_600_000, 86_400_000
@@ -63,7 +64,7 @@ def test_every_spelling_becomes_scale_and_decay(
 )  # fmt: skip
 def test_a_rate_is_kept_without_loss(rate: float, days: float, linear: bool) -> None:
     age_ms = round(days * DAY)
-    if linear and rate > 8e7:
+    if linear and rate >= 8.64e7:
         return  # A ramp that ends within a millisecond is refused.
     value = resolved(rate=rate, kind="linear" if linear else "exp")
     lost = rate * age_ms / DAY
@@ -87,13 +88,43 @@ def test_an_hourly_loss_too_small_for_one_minus_itself_keeps_its_digits(loss: fl
     assert at(resolved(hourly_loss=loss), hours * HOUR) == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.parametrize("value", [Decay, DecayStrength])
 @pytest.mark.parametrize(
-    "options", [{"rate": 1e-300}, {"rate": 5e-324}, {"rate": 1e-30}, {"rate": 1e8, "kind": "linear"}]
+    "options, told",
+    [
+        ({"rate": 1e-300}, "rate"),
+        ({"rate": 5e-324}, "rate"),
+        ({"rate": 1e-30}, "rate"),
+        ({"rate": "1e-30/d"}, "rate"),
+        ({"rate": 2e8}, "rate"),
+        ({"rate": 8.64e7, "kind": "linear"}, "below 8.64e7"),
+        ({"rate": 1e8, "kind": "linear"}, "below 8.64e7"),
+    ],
+    ids=str,
 )
-def test_a_rate_that_no_scale_can_express_is_refused_by_name(options: Any) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        resolved(**options)
-    assert caught.value.field == "decay.rate"
+def test_a_rate_that_no_scale_can_express_is_refused_where_it_is_read(
+    value: type[DecayStrength], options: Any, told: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        value.model_validate(options)
+    assert told in str(caught.value)
+
+
+@given(rate=st.floats(min_value=LEAST_RATE, max_value=1e8), kind=st.sampled_from(["exp", "linear"]))
+def test_every_rate_that_is_read_is_a_decay(rate: float, kind: str) -> None:
+    if kind == "exp" or rate < 8.64e7:
+        value = resolved(rate=rate, kind=kind)
+        assert at(value, 0) == 1
+        assert 0 <= at(value, 10**17) <= 1
+
+
+def test_a_profile_with_a_rate_that_no_scale_can_express_is_refused() -> None:
+    for options in (
+        {"decay": {"rate": 1e-30}},
+        {"routes": [{"kind": "text", "decay": {"kind": "linear", "rate": 9e7}}]},
+    ):
+        with pytest.raises(ValidationError):
+            Profile.model_validate(options)
 
 
 def test_a_half_life_of_the_longest_duration_is_a_decay() -> None:
@@ -297,6 +328,36 @@ def test_the_field_is_used_throughout() -> None:
     told = repr(functions)
     assert "creation_time" not in told
     assert told.count("updated_at") == 5
+
+
+@pytest.mark.parametrize("future", ["clamp", "symmetric"])
+def test_a_reading_after_the_origin_has_not_been_yet(future: str) -> None:
+    read = {"range": {"last_accessed_at": {"lte": AT}}}
+    value = resolved(half_life="14d", field="last_accessed_at", missing=0.5, future=future)
+    first, second, exempt, undated = decay.functions(value, origin_ms=ORIGIN)
+    assert first["filter"] == {"bool": {"filter": [read], "must_not": [EVERGREEN]}}
+    created = PAST if future == "clamp" else DATED
+    assert second["filter"] == {"bool": {"filter": [created], "must_not": [EVERGREEN, read]}}
+    future_ones = [{"bool": {"filter": [FUTURE], "must_not": [read]}}] if future == "clamp" else []
+    assert exempt["filter"] == {"bool": {"should": [EVERGREEN, *future_ones]}}
+    assert undated["filter"] == {"bool": {"must_not": [read, DATED, EVERGREEN]}}
+
+
+@pytest.mark.parametrize(
+    "field, dates, wanted",
+    [
+        ("last_accessed_at", {"last_accessed_at": ORIGIN, "creation_time": 1}, ORIGIN),
+        ("last_accessed_at", {"last_accessed_at": ORIGIN + 1, "creation_time": 1}, 1),
+        ("last_accessed_at", {"last_accessed_at": ORIGIN + 1, "creation_time": ORIGIN + 2}, ORIGIN + 2),
+        ("last_accessed_at", {"last_accessed_at": ORIGIN + 1}, None),
+        ("last_accessed_at", {"creation_time": 1}, 1),
+        ("creation_time", {"creation_time": ORIGIN + 1, "last_accessed_at": 1}, ORIGIN + 1),
+        ("updated_at", {"updated_at": ORIGIN + 1, "creation_time": 1}, ORIGIN + 1),
+        ("updated_at", {"creation_time": 1}, None),
+    ],
+)  # fmt: skip
+def test_the_date_that_ages(field: str, dates: dict[str, int], wanted: int | None) -> None:
+    assert decay.moment(field, dates.get, origin_ms=ORIGIN) == wanted
 
 
 def test_decay_math_bc03_scored_multiplies() -> None:

@@ -14,13 +14,26 @@ import pytest
 
 from app import decay, queries
 from app.answers import RouteHit, SearchResult
-from app.asking import Search
+from app.asking import Search, Why
 from app.collection import Collection
 from app.elastic import Cluster
 from app.planning import id_of, make_plan, read_route, route_body
 from app.ranking import Decay
+from app.search import Caller
 from app.times import format_instant, from_ms, parse_instant, to_ms
-from tests.searching import DAY, NOW, NOW_MS, Asker, StandIn, drop_collection, ids, make_collection, unit
+from app.why import why
+from tests.searching import (
+    DAY,
+    NOW,
+    NOW_MS,
+    PATIENT,
+    Asker,
+    StandIn,
+    drop_collection,
+    ids,
+    make_collection,
+    unit,
+)
 
 pytestmark = pytest.mark.node
 
@@ -59,8 +72,9 @@ def closed(options: dict[str, Any], document: dict[str, Any], *, field: str = "c
     if document.get("evergreen"):
         return 1.0
     floor = options["floor"]
-    if field == "last_accessed_at" and document.get(field) is None:
-        field = "creation_time"  # never read: as old as it is
+    read = document.get(field)
+    if field == "last_accessed_at" and (read is None or to_ms(parse_instant(read)) > NOW_MS):
+        field = "creation_time"  # not read yet: as old as it is
     if document.get(field) is None:
         missing = options.get("missing")
         return float(floor if missing is None else missing)
@@ -324,6 +338,74 @@ async def test_routes_decay_by_their_own_floor_strength_and_date(cluster: Cluste
                 factor = closed(options, document, field=field)
                 assert close_to(hit.routes[name].decay, factor), (name, hit)
             assert hit.routes["plain"].decay is None
+    await drop_collection(cluster, collection)
+
+
+async def test_as_of_then_a_later_reading_has_not_been(cluster: Cluster) -> None:
+    read = {"id": "read", "text": "hello", "creation_time": "2020-01-01", "last_accessed_at": "2025-01-30"}
+    never = {"id": "never", "text": "hello", "creation_time": "2020-01-01"}
+    collection = await make_collection(cluster, [read, never], dims=3)
+    asker = Asker(cluster, collection, StandIn(dims=3))
+    options = {"half_life": "30d", "field": "last_accessed_at", "floor": 0.2}
+    for placement in ("route", "fused"):
+        decayed = {**options, "placement": placement}
+        for as_of, wanted in (("2024-01-01", 0.2), (NOW, 0.2 + 0.8 * 0.5 ** (1 / 30))):
+            answer = await asker.ask("hello", routes=[WORDS], as_of=as_of, decay=decayed)
+            factors = {hit.id: hit.decay for hit in answer.hits}
+            assert factors == {
+                "read": pytest.approx(wanted, abs=1e-6),
+                "never": pytest.approx(0.2, abs=1e-6),
+            }
+            asked = Why.model_validate(
+                {"collection": collection.name, "query": "hello", "id": "read", "routes": [WORDS],
+                 "as_of": as_of, "decay": decayed, **PATIENT}
+            )  # fmt: skip
+            told = await why(asked, collection=collection, doors=asker.doors, caller=Caller(), now_ms=NOW_MS)
+            assert told.decay == pytest.approx(wanted, abs=1e-6)
+            [hit] = [hit for hit in answer.hits if hit.id == "read"]
+            assert told.age_days == hit.age_days
+    await drop_collection(cluster, collection)
+
+
+async def test_a_fresh_route_of_a_memory_takes_in_what_was_never_read(cluster: Cluster) -> None:
+    dates: dict[str, dict[str, str]] = {
+        "new": {"creation_time": "2025-01-30"},
+        "old": {"creation_time": "2024-01-01"},
+        "read": {"creation_time": "2024-01-01", "last_accessed_at": "2025-01-30"},
+        "read-long-ago": {"creation_time": "2025-01-30", "last_accessed_at": "2024-06-01"},
+        "read-later": {"creation_time": "2025-01-30", "last_accessed_at": "2025-02-10"},
+        "later": {"creation_time": "2025-02-10"},
+        "undated": {},
+    }
+    given = [{"id": name, "text": "hello", **told} for name, told in dates.items()]
+    collection = await make_collection(cluster, given, dims=3)
+    asker = Asker(cluster, collection, StandIn(dims=3))
+    fresh: dict[str, Any] = {"kind": "fresh_text", "window": "7d"}
+    memory = {"half_life": "30d", "field": "last_accessed_at"}
+    for decayed, route, wanted in (
+        (memory, fresh, {"new", "read", "read-later"}),
+        ({"half_life": "30d"}, {**fresh, "decay": memory}, {"new", "read", "read-later"}),
+        (memory, {**fresh, "decay": {"field": "creation_time"}}, {"new", "read-long-ago", "read-later"}),
+        (memory, {**fresh, "field": "last_accessed_at"}, {"read"}),
+        ({"half_life": "30d"}, fresh, {"new", "read-long-ago", "read-later"}),
+    ):
+        answer = await asker.ask("hello", top_k=50, routes=[route], decay=decayed)
+        assert set(ids(answer)) == wanted, (decayed, route)
+        for name in dates:
+            asked = Why.model_validate(
+                {
+                    "collection": collection.name,
+                    "query": "hello",
+                    "id": name,
+                    "routes": [route],
+                    "decay": decayed,
+                    **PATIENT,
+                }
+            )
+            told = await why(asked, collection=collection, doors=asker.doors, caller=Caller(), now_ms=NOW_MS)
+            way = told.routes["fresh_text"]
+            assert way.matches == (name in wanted), (decayed, route, name)
+            assert way.matches or "date window" in (way.note or ""), way
     await drop_collection(cluster, collection)
 
 

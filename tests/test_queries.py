@@ -186,11 +186,25 @@ def test_standing_filters() -> None:
 
 
 def test_the_window_of_a_fresh_route() -> None:
-    assert queries.within("updated_at", origin_ms=NOW_MS, window_ms=30 * DAY_MS) == {
+    assert queries.within(["updated_at"], origin_ms=NOW_MS, window_ms=30 * DAY_MS) == {
         "range": {"updated_at": {"lte": AT, "gte": "2025-01-01T00:00:00.000Z"}}
     }
-    assert queries.within("updated_at", origin_ms=NOW_MS, window_ms=10**17) == {
+    assert queries.within(["updated_at"], origin_ms=NOW_MS, window_ms=10**17) == {
         "range": {"updated_at": {"lte": AT, "gte": "0001-01-01T00:00:00.000Z"}}
+    }
+    inside = {"lte": AT, "gte": "2025-01-01T00:00:00.000Z"}
+    assert queries.within(["last_accessed_at", "creation_time"], origin_ms=NOW_MS, window_ms=30 * DAY_MS) == {
+        "bool": {
+            "should": [
+                {"bool": {"filter": [{"range": {"last_accessed_at": inside}}], "must_not": []}},
+                {
+                    "bool": {
+                        "filter": [{"range": {"creation_time": inside}}],
+                        "must_not": [{"range": {"last_accessed_at": {"lte": AT}}}],
+                    }
+                },
+            ]
+        }
     }
 
 
@@ -388,8 +402,8 @@ async def test_node_filters(cluster: Cluster, corpus: Collection) -> None:
     assert await kept(queries.created_by(NOW_MS)) == everything - {"d"}
     assert await kept(queries.not_expired(NOW_MS)) == everything - {"e"}
     assert await kept(queries.true_at(NOW_MS)) == everything - {"f", "g"}
-    assert await kept(queries.within("creation_time", origin_ms=NOW_MS, window_ms=DAY_MS)) == {"a", "b"}
-    assert await kept(queries.within("updated_at", origin_ms=NOW_MS, window_ms=30 * DAY_MS)) == {"c"}
+    assert await kept(queries.within(["creation_time"], origin_ms=NOW_MS, window_ms=DAY_MS)) == {"a", "b"}
+    assert await kept(queries.within(["updated_at"], origin_ms=NOW_MS, window_ms=30 * DAY_MS)) == {"c"}
     january30 = to_ms(parse_instant("2025-01-30"))
     assert await kept(queries.before(january30, "b")) == {"a", "d"}
     assert await kept(queries.before(january30, "a")) == {"d"}

@@ -223,6 +223,57 @@ async def test_filters_hold_for_what_the_model_adds_and_why_sees_it(asker: Asker
 
 
 @pytest.mark.node
+async def test_rewritings_keep_to_what_the_routes_asked_for_may_find(
+    cluster: Cluster, rewriter: Rewriter
+) -> None:
+    given = [
+        {**each, "id": f"{each['id']}-{lang}", "metadata": {"lang": lang}, "creation_time": created}
+        for each in DOCUMENTS
+        for lang, created in (("en", "2025-01-30"), ("de", "2020-01-01"))
+    ]
+    collection = await make_collection(cluster, given, dims=4)
+    asker = Asker(cluster, collection, StandIn(dims=4))
+    asker.doors = replace(asker.doors, rewriter=rewriter)
+    english: dict[str, Any] = {"kind": "text", "filter": {"lang": "en"}}
+    german: dict[str, Any] = {"kind": "text", "name": "german", "filter": {"lang": "de"}}
+    wanted = {"leave", "vacation", "nianjia"}
+    for routes, langs, added in (
+        ([english], {"en"}, 1),
+        ([{"kind": "fresh_text", "window": "7d"}], {"en"}, 1),
+        ([english, german], {"en", "de"}, 2),
+        ([english, {**english, "name": "again", "query": "vacation"}], {"en"}, 1),
+        ([english, {"kind": "text", "name": "all"}], {"en", "de"}, 1),
+    ):
+        answer = await asker.ask(
+            QUERY, top_k=50, rewrite={"queries": 2, "keywords": True, "expansion": True}, routes=routes
+        )
+        assert set(ids(answer)) == {f"{name}-{lang}" for name in wanted for lang in langs}, routes
+        assert answer.rewrites is not None
+        assert [len(told.routes or []) for told in answer.rewrites] == [added] * 4
+    # Each kind by its own: the vectors of English ones alone, the words of all.
+    vectors: dict[str, Any] = {
+        "kind": "vector",
+        "filter": {"lang": "en"},
+        "decay": {"half_life": "5d", "floor": 0},
+    }
+    answer = await asker.ask(QUERY, top_k=50, rewrite={"queries": 1}, routes=[{"kind": "text"}, vectors])
+    own = {hit.id: hit.routes["rewrite_vector"] for hit in answer.hits if "rewrite_vector" in hit.routes}
+    assert {name.rpartition("-")[2] for name in own} == {"en"}
+    assert all(way.decay is not None and way.decay < 1 for way in own.values())
+    assert {hit.id.rpartition("-")[2] for hit in answer.hits if "rewrite_text" in hit.routes} == {"en", "de"}
+    await drop_collection(cluster, collection)
+
+
+@pytest.mark.node
+async def test_rewritings_that_no_more_words_are_left_for_are_left_out(asker: Asker) -> None:
+    many = " ".join(f"w{at}" for at in range(511))
+    routes = [{"kind": "text", "name": f"r{at}", "query": f"{many} r{at}"} for at in range(4)]
+    answer = await asker.ask(QUERY, rewrite={"keywords": True}, routes=routes)
+    assert (answer.rewrites, len(answer.routes)) == (None, 4)
+    assert any("some rewritings are left out" in warning for warning in answer.warnings)
+
+
+@pytest.mark.node
 def test_the_service_is_wired_to_the_configured_model(node_url: str, chat: ChatServer) -> None:
     name = f"rewriting_{uuid.uuid4().hex[:10]}"
     with EmbeddingServer(dims=4) as embedding:

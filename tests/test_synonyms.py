@@ -66,7 +66,7 @@ def test_a_query_gets_the_wordings_that_the_rules_say(text: str, lines: list[str
 def test_rules_of_one_term_are_gathered_and_told() -> None:
     [found] = synonyms.find("电脑", rules("电脑, 计算机", "电脑 => computer", "电脑, 计算机, PC"))
     assert found.alternatives == ("计算机", "computer", "PC")
-    [told] = synonyms.told("电脑", [found])
+    [told] = synonyms.told("电脑", [found], synonyms.wordings("电脑", [found])[0])
     assert (told.of, told.texts) == ("电脑", ["计算机", "computer", "PC"])
     assert told.rules == ["电脑, 计算机", "电脑 => computer", "电脑, 计算机, PC"]
 
@@ -157,6 +157,27 @@ async def test_documents_are_found_by_a_synonym(
     without = await asker.ask(query, synonyms=False, **TEXT)
     assert without.rewrites is None
     assert len(set(ids(without)) & found) == 1
+
+
+@pytest.mark.node
+async def test_only_what_is_searched_for_is_told(asker: Asker) -> None:
+    vector = {"routes": [{"kind": "vector"}]}
+    assert (await asker.ask("annual leave", **vector)).rewrites is None
+    other = {"routes": [{"kind": "text", "query": "电脑"}, {"kind": "vector"}]}
+    told = (await asker.ask("annual leave", **other)).rewrites
+    assert [(each.of, each.texts) for each in told or []] == [("电脑", ["计算机"])]
+    before = asker.collection
+    many = [f"term{at}" for at in range(20)]
+    try:
+        asker.collection = await catalog.put_synonyms(asker.cluster, before, rules(", ".join(["pc", *many])))
+        answer = await asker.ask("pc", **TEXT)
+        quiet = await asker.ask("pc", **vector)
+    finally:
+        asker.collection = await catalog.put_synonyms(asker.cluster, before, SET)
+    [told_of] = answer.rewrites or []
+    assert told_of.texts == many[: synonyms.MAX_WORDINGS]
+    assert any("more wordings" in warning for warning in answer.warnings)
+    assert not any("more wordings" in warning for warning in quiet.warnings)
 
 
 @pytest.mark.node
