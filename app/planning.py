@@ -595,7 +595,7 @@ def route_query(
         similarity = queries.threshold(plan.search.min_relevance, plan.collection.similarity)
         if not route.needs_vector:
             # Only documents that the words match are looked at, so that the neighbours' limit is theirs alone.
-            worded = queries.text_query(route.words, others)
+            worded = queries.text_query(route.text, others)
             near = queries.vector_query(
                 vectors[plan.search.query], k=THRESHOLD_NEIGHBOURS, num_candidates=THRESHOLD_NEIGHBOURS,
                 filters=[*where, worded], similarity=similarity,
@@ -612,10 +612,10 @@ def route_query(
         query: dict[str, Any] = queries.named(main, queries.BASE_NAME)
     else:
         main = (
-            queries.text_query(route.words, others, title_boost=route.title_boost)
+            queries.text_query(route.text, others, title_boost=route.title_boost)
             if plan.search.collapse
             else queries.chunk_text_query(
-                route.words, inner_hits=inner, wordings=others, title_boost=route.title_boost
+                route.text, inner_hits=inner, wordings=others, title_boost=route.title_boost
             )
         )
         query = queries.named(main, queries.BASE_NAME)
@@ -708,7 +708,6 @@ def fetch_body(
     tell which words of the query each holds, if decay is 'auto'.
     """
     search = plan.search
-    words, _ = queries.lexical_words(search.query)
     others = plan.wordings.get(search.query, ())
     query: dict[str, Any] = {"bool": {"filter": [_ids(ids), *plan.filters]}}
     inner: dict[str, Any] = {"_source": {"includes": _chunk_source(with_embedding)}, "size": 1}
@@ -722,7 +721,7 @@ def fetch_body(
     elif not chunks:
         any_chunk = {"match_all": {"boost": 0}}
         inner |= {"name": "worded", "sort": [{"_score": "desc"}, {fields.CHUNK_START: "asc"}]}
-        best = {"bool": {"must": [any_chunk], "should": [queries.chunk_words(words, others)]}}
+        best = {"bool": {"must": [any_chunk], "should": [queries.chunk_words(search.query, others)]}}
         query["bool"]["should"] = [{"nested": {"path": fields.CHUNKS, "query": best, "inner_hits": inner}}]
     if compares and plan.compares and len(search.query) <= LONGEST_COMPARED:
         told = dict.fromkeys(
@@ -739,7 +738,7 @@ def fetch_body(
         body["_source"]["exclude_vectors"] = False
     if search.highlight:
         marks = search.highlight if isinstance(search.highlight, Highlight) else Highlight()
-        body["highlight"] = queries.highlight(words, encoder=marks.encoder, wordings=others)
+        body["highlight"] = queries.highlight(search.query, encoder=marks.encoder, wordings=others)
     return body
 
 

@@ -35,7 +35,8 @@ STORED_PRECISION: Final = 1e-6
 cosine lost the document."""
 
 _WORD = re.compile(r"\S+")
-_PUNCTUATION: Final = "?!.,;:\"'()"
+_PUNCTUATION: Final = "?!.,;:\"'’()"
+_CONTRACTED: Final = re.compile(r"(?<=\w)(?:n['’]t|['’](?:s|re|ll|ve|m|d|t))$", re.IGNORECASE)
 
 # Chosen over 15 judged sets (docs/relevance.md, "The text query"): against a title boost of 2, a stem boost of 0.6 and no
 # phrase, nDCG@10 rose on 11 of them (identifiers .50 to .85, abstracts +.015, Chinese +.004 to +.009), the most lost is .013.
@@ -44,8 +45,11 @@ STEM_BOOST: Final = 1.0
 PHRASE_BOOST: Final = 1.0
 SYNONYM_WEIGHT: Final = 0.9
 """Of a wording with synonyms: where all else is equal, the words that were asked for stand first."""
-SYNONYM_FIELDS: Final = (fields.TEXT, f"{fields.TEXT}.english", fields.TITLE, f"{fields.TITLE}.english")
-CHUNK_SYNONYM_FIELDS: Final = (fields.CHUNK_TEXT, f"{fields.CHUNK_TEXT}.english")
+SEARCHED: Final = tuple(
+    f"{name}{sub}" for name in (fields.TEXT, fields.TITLE) for sub in ("", ".english", ".thai")
+)
+"""What words are looked for in: as they are written, by their English stems, and Thai, which has no spaces, word by word."""
+CHUNK_SEARCHED: Final = tuple(f"{fields.CHUNK_TEXT}{sub}" for sub in ("", ".english", ".thai"))
 
 
 def _is_cjk(char: str) -> bool:
@@ -55,8 +59,10 @@ def _is_cjk(char: str) -> bool:
 def _cost_of(word: str) -> int:
     if word.isascii() and word.isalnum():
         return 1 + len(word) // 255
-    # Punctuation splits a "word" into several terms, and 255 characters are the longest term.
-    return sum(map(_is_cjk, word)) + 1 + sum(not char.isalnum() for char in word) + len(word) // 255
+    # Punctuation splits a "word" into several terms, and 255 characters are the longest term. Thai words have two letters
+    # or more.
+    thai = sum("\u0e00" <= char <= "\u0e7f" for char in word) // 2
+    return thai + sum(map(_is_cjk, word)) + 1 + sum(not char.isalnum() for char in word) + len(word) // 255
 
 
 @lru_cache(maxsize=64)  # one search asks for its query's words once per route and once for its page
@@ -65,12 +71,22 @@ def lexical_words(text: str) -> tuple[str, bool]:
 
     A run of CJK text counts by its characters, since each begins a bigram.
     """
+    return _cut(text, repeats=False)
+
+
+@lru_cache(maxsize=64)
+def phrase_words(text: str) -> str:
+    """Return the text cut to as many words, with those that it repeats: "end to end" is no "end to"."""
+    return _cut(text, repeats=True)[0]
+
+
+def _cut(text: str, *, repeats: bool) -> tuple[str, bool]:
     seen: set[str] = set()
     kept: list[str] = []
     budget = MAX_LEXICAL_TERMS
     for match in _WORD.finditer(text):
         word = match[0]
-        if word in seen:
+        if not repeats and word in seen:
             continue
         seen.add(word)
         cost = _cost_of(word)
@@ -93,22 +109,31 @@ def content_words(words: str) -> str:
     kept = [
         word
         for number, word in enumerate(words.split())
-        # A sentence's first word is written with a capital letter, whatever it is.
-        if (word.lower() if number == 0 and word.istitle() else word).strip(_PUNCTUATION)
-        not in FUNCTION_WORDS
+        if not _is_function_word(word.strip(_PUNCTUATION), first=number == 0)
     ]
     return " ".join(kept) if any(any(map(str.isalnum, word)) for word in kept) else words
 
 
+def _is_function_word(word: str, *, first: bool) -> bool:
+    # A sentence's first word is written with a capital letter, whatever it is.
+    if first and word[:1].isupper() and (len(word) == 1 or word[1:].islower()):
+        word = word.lower()
+    # "what's" is found as "what": the analyzer takes the rest off. "it" alone may be IT, "it's" hardly; "can't" is a "ca".
+    contracted = _CONTRACTED.sub("", word)
+    return word in FUNCTION_WORDS or (
+        contracted != word and (contracted in FUNCTION_WORDS or contracted in ("it", "ca", "wo"))
+    )
+
+
 def text_query(
-    words: str, wordings: Sequence[Wording] = (), *, title_boost: float = TITLE_BOOST
+    text: str, wordings: Sequence[Wording] = (), *, title_boost: float = TITLE_BOOST
 ) -> dict[str, Any]:
     """Return the BM25 query over title and text: exact forms beside English stems, and a phrase bonus.
 
     Where there are other wordings, a document's score is its best under any of them, the query's own weighing more.
     """
     make = partial(_plain_text_query, title_boost=title_boost)
-    return _best_of(make(words), wordings, make, SYNONYM_FIELDS)
+    return _best_of(make(text), wordings, make, SEARCHED)
 
 
 def _best_of(
@@ -126,8 +151,7 @@ def _best_of(
             {"multi_match": {"query": term, "type": "phrase", "fields": list(searched)}}
             for term in wording.terms
         ]
-        words, _ = lexical_words(wording.query)
-        others.append({"bool": {"must": [make(words)], "filter": held, "boost": SYNONYM_WEIGHT}})
+        others.append({"bool": {"must": [make(wording.query)], "filter": held, "boost": SYNONYM_WEIGHT}})
     return {"dis_max": {"queries": [own, *others]}}
 
 
@@ -148,16 +172,17 @@ def cost(text: str) -> int:
     return sum(_cost_of(match[0]) for match in _WORD.finditer(text))
 
 
-def _plain_text_query(words: str, *, title_boost: float) -> dict[str, Any]:
-    content = content_words(words)
+def _plain_text_query(text: str, *, title_boost: float) -> dict[str, Any]:
+    content = content_words(lexical_words(text)[0])
     should: list[dict[str, Any]] = [
         {"match": {fields.TEXT: {"query": content}}},
         {"match": {f"{fields.TEXT}.english": {"query": content, "boost": STEM_BOOST}}},
         {"match": {fields.TITLE: {"query": content, "boost": title_boost}}},
         {"match": {f"{fields.TITLE}.english": {"query": content, "boost": title_boost * STEM_BOOST}}},
         {"match": {f"{fields.TEXT}.thai": {"query": content}}},
+        {"match": {f"{fields.TITLE}.thai": {"query": content, "boost": title_boost}}},
         # What the analyzer takes apart, an identifier above all, counts for more where its parts stand together.
-        {"match_phrase": {fields.TEXT: {"query": words, "boost": PHRASE_BOOST}}},
+        {"match_phrase": {fields.TEXT: {"query": phrase_words(text), "boost": PHRASE_BOOST}}},
     ]
     return {"bool": {"should": should, "minimum_should_match": 1}}
 
@@ -278,27 +303,27 @@ def with_factor(query: dict[str, Any], functions: Sequence[dict[str, Any]]) -> d
     return {"bool": {"must": [query], "should": [{"bool": {"should": [teller], "boost": 0}}]}}
 
 
-def chunk_words(words: str, wordings: Sequence[Wording] = ()) -> dict[str, Any]:
+def chunk_words(text: str, wordings: Sequence[Wording] = ()) -> dict[str, Any]:
     """Return the BM25 query over one chunk's text, its best score under any of the wordings."""
-    return _best_of(_plain_chunk_words(words), wordings, _plain_chunk_words, CHUNK_SYNONYM_FIELDS)
+    return _best_of(_plain_chunk_words(text), wordings, _plain_chunk_words, CHUNK_SEARCHED)
 
 
-def _plain_chunk_words(words: str) -> dict[str, Any]:
-    content = content_words(words)
+def _plain_chunk_words(text: str) -> dict[str, Any]:
+    content = content_words(lexical_words(text)[0])
     return {
         "bool": {
             "should": [
                 {"match": {fields.CHUNK_TEXT: {"query": content}}},
                 {"match": {f"{fields.CHUNK_TEXT}.english": {"query": content, "boost": STEM_BOOST}}},
                 {"match": {f"{fields.CHUNK_TEXT}.thai": {"query": content}}},
-                {"match_phrase": {fields.CHUNK_TEXT: {"query": words, "boost": PHRASE_BOOST}}},
+                {"match_phrase": {fields.CHUNK_TEXT: {"query": phrase_words(text), "boost": PHRASE_BOOST}}},
             ]
         }
     }
 
 
 def chunk_text_query(
-    words: str,
+    text: str,
     *,
     inner_hits: dict[str, Any] | None,
     wordings: Sequence[Wording] = (),
@@ -308,10 +333,10 @@ def chunk_text_query(
 
     Of a document whose title alone matches no chunk is told.
     """
-    content = content_words(words)
+    content = content_words(lexical_words(text)[0])
     nested: dict[str, Any] = {
         "path": fields.CHUNKS,
-        "query": chunk_words(words, wordings),
+        "query": chunk_words(text, wordings),
         "score_mode": "max",
     }
     if inner_hits is not None:
@@ -322,6 +347,7 @@ def chunk_text_query(
                 {"nested": nested},
                 {"match": {fields.TITLE: {"query": content, "boost": title_boost}}},
                 {"match": {f"{fields.TITLE}.english": {"query": content, "boost": title_boost * STEM_BOOST}}},
+                {"match": {f"{fields.TITLE}.thai": {"query": content, "boost": title_boost}}},
             ],
             "minimum_should_match": 1,
         }
@@ -334,9 +360,15 @@ HOLDS: Final = "holds:"
 
 def holding(terms: Iterable[str]) -> list[dict[str, Any]]:
     """Return one named clause for each term, to be matched and not to be scored by: the whole document is looked at."""
-    read = [fields.TITLE, f"{fields.TITLE}.english", fields.TEXT, f"{fields.TEXT}.english"]
     return [
-        {"multi_match": {"query": term, "fields": read, "operator": "and", "_name": f"{HOLDS}{term}"}}
+        {
+            "multi_match": {
+                "query": term,
+                "fields": list(SEARCHED),
+                "operator": "and",
+                "_name": f"{HOLDS}{term}",
+            }
+        }
         for term in terms
     ]
 
@@ -348,7 +380,7 @@ def held(hit: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-def highlight(words: str, *, encoder: str, wordings: Sequence[Wording] = ()) -> dict[str, Any]:
+def highlight(text: str, *, encoder: str, wordings: Sequence[Wording] = ()) -> dict[str, Any]:
     """Return the highlighter's part: exact forms and stems mark the same field."""
     return {
         "type": "unified",
@@ -359,16 +391,16 @@ def highlight(words: str, *, encoder: str, wordings: Sequence[Wording] = ()) -> 
         # Longer texts would fail their whole shard; what lies beyond is not marked.
         "max_analyzed_offset": MAX_HIGHLIGHTED_CHARS,
         "require_field_match": True,
-        "highlight_query": text_query(words, wordings),
+        "highlight_query": text_query(text, wordings),
         "fields": {
             fields.TITLE: {
                 "number_of_fragments": 0,
-                "matched_fields": [fields.TITLE, f"{fields.TITLE}.english"],
+                "matched_fields": [name for name in SEARCHED if name.startswith(fields.TITLE)],
             },
             fields.TEXT: {
                 "number_of_fragments": 3,
                 "fragment_size": 160,
-                "matched_fields": [fields.TEXT, f"{fields.TEXT}.english"],
+                "matched_fields": [name for name in SEARCHED if name.startswith(fields.TEXT)],
             },
         },
     }

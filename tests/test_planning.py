@@ -71,6 +71,7 @@ def words(text: str = "carry over") -> dict[str, Any]:
                 {"match": {"title": {"query": text, "boost": 1.5}}},
                 {"match": {"title.english": {"query": text, "boost": 1.5}}},
                 {"match": {"text.thai": {"query": text}}},
+                {"match": {"title.thai": {"query": text, "boost": 1.5}}},
                 {"match_phrase": {"text": {"query": text, "boost": 1.0}}},
             ],
             "minimum_should_match": 1,
@@ -316,6 +317,7 @@ CASES: list[Case] = [
                                             },
                                             {"match": {"title": {"query": "carry over", "boost": 1.5}}},
                                             {"match": {"title.english": {"query": "carry over", "boost": 1.5}}},
+                                            {"match": {"title.thai": {"query": "carry over", "boost": 1.5}}},
                                         ],
                                     }
                                 }
@@ -525,7 +527,20 @@ def test_knn_params_bc27_bc10_k_is_oversampled_and_capped(top_k: int, decay: Any
             {"query_vector": [1, 0, 0], "routes": [{"kind": "fresh_vector", "query": "other words"}]},
             "query_vector",
         ),
-        ({"decay": {"rate": 1e-300}}, "decay.rate"),
+        (
+            {
+                "decay": {"rate": 9e7},
+                "routes": [{"kind": "text"}, {"kind": "vector", "decay": {"kind": "linear"}}],
+            },
+            "routes[1].decay.kind",
+        ),
+        (
+            {
+                "decay": {"kind": "linear", "half_life": "1d"},
+                "routes": [{"kind": "text", "decay": {"rate": 9e7}}],
+            },
+            "routes[0].decay.rate",
+        ),
     ],
     ids=str,
 )
@@ -620,9 +635,9 @@ def test_fetch_body_without_a_vector_with_everything_asked_for() -> None:
             "require_field_match": True,
             "highlight_query": words(),
             "fields": {
-                "title": {"number_of_fragments": 0, "matched_fields": ["title", "title.english"]},
+                "title": {"number_of_fragments": 0, "matched_fields": ["title", "title.english", "title.thai"]},
                 "text": {
-                    "number_of_fragments": 3, "fragment_size": 160, "matched_fields": ["text", "text.english"],
+                    "number_of_fragments": 3, "fragment_size": 160, "matched_fields": ["text", "text.english", "text.thai"],
                 },
             },
         },

@@ -58,11 +58,45 @@ def test_words_that_bm25_reads(text: str, words: str, cut: bool) -> None:
         ("what is?", "what is?"),
         ("什么时候 发工资", "什么时候 发工资"),
         ("is 2026 a leap year", "2026 leap year"),
+        ("what's the carry-over limit", "carry-over limit"),
+        ("What’s the carry-over limit?", "carry-over limit?"),
+        ("when's payday", "payday"),
+        ("Who's in charge and where's the key", "charge key"),
+        ("why can't I log in, and it's slow", "log slow"),
+        ("I'm ill, how'd they've known", "ill, known"),
+        ("'what's' won't build", "build"),
+        ("the employee's leave", "employee's leave"),
+        ("IT's budget", "IT's budget"),
+        ("The Who's albums", "Who's albums"),
+        ("IPhone's battery", "IPhone's battery"),
         ("", ""),
     ],
 )
 def test_function_words_are_left_out_where_others_stand(text: str, words: str) -> None:
     assert queries.content_words(text) == words
+
+
+@pytest.mark.parametrize(
+    "text, phrase",
+    [
+        ("end to end encryption", "end to end encryption"),
+        ("  day\tto day ", "day to day"),
+        ("same " * 600, " ".join(["same"] * 512)),
+        ("语" * 600, "语" * 512),
+        ("", ""),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_phrase_keeps_what_it_repeats(text: str, phrase: str) -> None:
+    assert queries.phrase_words(text) == phrase
+    should = queries.text_query(text)["bool"]["should"]
+    assert [each["match_phrase"]["text"]["query"] for each in should if "match_phrase" in each] == [phrase]
+    chunks = queries.chunk_words(text)["bool"]["should"]
+    assert [each["match_phrase"]["chunks.text"]["query"] for each in chunks if "match_phrase" in each] == [
+        phrase
+    ]
+    distinct = queries.content_words(queries.lexical_words(text)[0])
+    assert should[0] == {"match": {"text": {"query": distinct}}}
 
 
 @given(st.text(max_size=3000))
@@ -84,6 +118,7 @@ TEXT_QUERY: dict[str, Any] = {
             {"match": {"title": {"query": "carry over", "boost": 1.5}}},
             {"match": {"title.english": {"query": "carry over", "boost": 1.5}}},
             {"match": {"text.thai": {"query": "carry over"}}},
+            {"match": {"title.thai": {"query": "carry over", "boost": 1.5}}},
             {"match_phrase": {"text": {"query": "carry over", "boost": 1.0}}},
         ],
         "minimum_should_match": 1,
@@ -106,7 +141,7 @@ def test_the_weight_of_titles_is_the_callers_to_give() -> None:
             for field in clause.get("match", {})
             if field.startswith("title")
         ]
-        assert told == [4, 4 * queries.STEM_BOOST]
+        assert told == [4, 4 * queries.STEM_BOOST, 4]
 
 
 def test_chunk_text_query() -> None:
@@ -127,6 +162,7 @@ def test_chunk_text_query() -> None:
     titles = [
         {"match": {"title": {"query": "carry over", "boost": 1.5}}},
         {"match": {"title.english": {"query": "carry over", "boost": 1.5}}},
+        {"match": {"title.thai": {"query": "carry over", "boost": 1.5}}},
     ]
     assert queries.chunk_text_query("carry over", inner_hits=None) == {
         "bool": {"should": [{"nested": chunk}, *titles], "minimum_should_match": 1}
@@ -263,11 +299,11 @@ def test_highlight(encoder: str) -> None:
         "require_field_match": True,
         "highlight_query": TEXT_QUERY,
         "fields": {
-            "title": {"number_of_fragments": 0, "matched_fields": ["title", "title.english"]},
+            "title": {"number_of_fragments": 0, "matched_fields": ["title", "title.english", "title.thai"]},
             "text": {
                 "number_of_fragments": 3,
                 "fragment_size": 160,
-                "matched_fields": ["text", "text.english"],
+                "matched_fields": ["text", "text.english", "text.thai"],
             },
         },
     }
@@ -367,6 +403,45 @@ async def test_node_words(cluster: Cluster, corpus: Collection) -> None:
     assert [chunk["_nested"]["offset"] for chunk in inner] == [0]
     # 'b' says it in its title alone, which no chunk tells.
     assert chunks["b"]["inner_hits"]["chunks"]["hits"]["hits"] == []
+
+
+@pytest.mark.node
+async def test_node_a_phrase_with_a_word_twice(cluster: Cluster) -> None:
+    given = [
+        {"id": "apart", "text": "end to encryption", "embedding": [1, 0, 0]},
+        {"id": "phrase", "text": "end to end encryption", "embedding": [1, 0, 0]},
+        {"id": "other", "text": "of keys", "embedding": [1, 0, 0]},
+    ]
+    collection = await make_collection(cluster, given, dims=3, shards=1)
+    for query in (
+        queries.text_query("end to end encryption"),
+        queries.chunk_text_query("end to end encryption", inner_hits=None),
+    ):
+        assert list(await found(cluster, collection, query)) == ["phrase", "apart"]
+    await drop_collection(cluster, collection)
+
+
+@pytest.mark.node
+async def test_node_thai_titles(cluster: Cluster) -> None:
+    given = [
+        {"id": "title", "title": "นโยบายวันลา", "text": "five days", "embedding": [1, 0, 0]},
+        {"id": "both", "title": "นโยบายวันลา", "text": "ปรับการปฏิบัติงานโดยรวม", "embedding": [1, 0, 0]},
+        {"id": "other", "title": "ที่จอดรถ", "text": "yard", "embedding": [1, 0, 0]},
+    ]
+    collection = await make_collection(cluster, given, dims=3, shards=1)
+    body = queries.highlight("วันลา", encoder="default")
+    hits = await found(cluster, collection, queries.text_query("วันลา"), highlight=body)
+    assert set(hits) == {"title", "both"}
+    assert hits["title"]["highlight"] == {"title": ["นโยบาย<em>วัน</em><em>ลา</em>"]}
+    assert set(await found(cluster, collection, {"bool": {"should": queries.holding(["วันลา"])}})) == set(hits)
+    # Chunks have their document's title.
+    chunks = await found(cluster, collection, queries.chunk_text_query("งาน วันลา", inner_hits=None))
+    assert list(chunks) == ["both", "title"]
+    # A run without spaces costs what its words may be, so that no query has more clauses than a cluster takes.
+    long = "นโยบายวันลา" * 2000
+    assert queries.lexical_words(long)[1]
+    assert set(await found(cluster, collection, queries.text_query(long))) == {"title", "both"}
+    await drop_collection(cluster, collection)
 
 
 @pytest.mark.node
