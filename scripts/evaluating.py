@@ -227,7 +227,7 @@ class Loaded:
     def told(self) -> str:
         """How many documents are lost, and why the first one is."""
         reason = "" if self.first is None else f": {self.first.where}: {self.first.reason}"
-        return f"{self.lost} documents could not be stored{reason}"
+        return f"{self.lost} document{'s' if self.lost != 1 else ''} could not be stored{reason}"
 
 
 def ensure_loaded(

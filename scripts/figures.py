@@ -51,7 +51,9 @@ def measure(client: Client, folder: Path, *, queries: int | None, report: Report
         report(f"{folder.name} is left out: {fault}")
         return None
     name = evaluating.collection_name(judged_set)
-    evaluating.ensure_loaded(client, name, judged_set.corpus, keep=False, report=report)
+    loaded = evaluating.ensure_loaded(client, name, judged_set.corpus, keep=False, report=report)
+    if loaded is not None and loaded.lost:
+        report(f"{name}: {loaded.told}")
     profiles = [evaluating.Profile(label, options) for label, options in PROFILES.items()]
     found = evaluating.evaluate(
         client, judged_set, profiles, collection=name, as_of=ASKED.get(folder.name), report=report

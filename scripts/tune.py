@@ -240,7 +240,9 @@ def tune(
     if written:
         say("; ".join(written))
     if lost:
-        say(f"{lost} documents could not be stored: the figures are those of the rest.")
+        say(
+            f"{lost} document{'s' if lost != 1 else ''} could not be stored: the figures are those of the rest."
+        )
         return 1
     return 0
 

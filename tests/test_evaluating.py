@@ -633,6 +633,34 @@ def test_an_incomplete_collection_is_completed(
 
 
 @pytest.mark.node
+def test_documents_that_the_service_refuses_are_told(service: Running, folder: Path, tmp_path: Path) -> None:
+    corpus = folder / "corpus.jsonl"
+    repeated = [{"id": "tea", "text": f"the kettle in the kitchen, {n}", "lang": "de"} for n in range(2)]
+    refused = [{"id": "x" * 2000, "text": "x"}, {"id": "y" * 2000, "text": "x"}]
+    corpus.write_text(corpus.read_text() + lines(*repeated, {"id": "void", "text": " "}, *refused))
+    [*_, first, _] = enumerate(corpus.read_text().splitlines(), 1)
+    told = evaluate(service, folder)
+    assert told.exit_code == 1
+    assert f"2 documents could not be stored: {corpus}:{first[0]}: " in told.stderr.replace("\n", " ")
+    more = lines(*({"id": f"more{n}", "text": f"kettle {n}"} for n in range(4)))
+    (folder / "queries.jsonl").write_text(QUERIES + more)
+    with (folder / "qrels.tsv").open("a") as judgements:
+        judgements.write("".join(f"more{n}\ttea\t1\n" for n in range(4)))
+    told = CliRunner().invoke(
+        cli.app,
+        [
+            "tune", str(folder), "--url", service.url, "--trials", "1", "--only", "fusion",
+            "--held-out", "0.5", "--data", str(tmp_path / "data"),
+        ],
+        prog_name="halflife", env={"COLUMNS": "300"},
+    )  # fmt: skip
+    assert (told.exit_code, told.stderr.count("2 documents could not be stored")) == (1, 2), told.output
+    (folder / "corpus.jsonl").write_text(CORPUS + lines(*repeated, {"id": "own", "text": str(tmp_path)}))
+    told = evaluate(service, folder)
+    assert told.exit_code == 0, told.output
+
+
+@pytest.mark.node
 def test_a_named_collection_is_taken_as_it_is(service: Running, folder: Path) -> None:
     name = evaluating.collection_name(read_set(folder)) + "-mine"
     try:
