@@ -468,12 +468,13 @@ def test_a_bare_name_of_judgements_is_the_folders(tmp_path: Path, monkeypatch: p
     assert [question.id for question in read_set(there, qrels=Path("mine.tsv")).questions] == ["q2"]
     assert [question.id for question in read_set(only_here, qrels=Path("mine.tsv")).questions] == ["q1"]
     assert [question.id for question in read_set(there, qrels=here / "mine.tsv").questions] == ["q1"]
-    found = tune._read([Path(), there, only_here], qrels="mine.tsv", queries=None, seed=7)
-    assert [[question.id for question in judged_set.questions] for _, judged_set in found] == [
-        ["q1"],
-        ["q2"],
-        ["q1", "q2"],
-    ]
+    # The same where it lies deeper.
+    for folder, line in ((here, "q1\ta\t2\n"), (there, "q2\tb\t1\n")):
+        make(folder, {"other/deep.tsv": line})
+    for name in ("mine.tsv", "other/deep.tsv"):
+        found = tune._read([Path(), there, only_here], qrels=name, queries=None, seed=7)
+        asked = [[question.id for question in judged_set.questions] for _, judged_set in found]
+        assert asked == [["q1"], ["q2"], ["q1", "q2"]]
 
 
 @pytest.mark.parametrize("option", ["evaluate --per-query", "tune --out", "tune --report"])
