@@ -59,6 +59,8 @@ def unmatched(
                 "it has no vector: store it again without `embedding`, or with one, for this route to find it"
             )
         return "it is not near enough"
+    if plan.search.min_relevance is not None and not plan.search.collapse:
+        return "none of its chunks that `min_relevance` lets through holds a word of the query"
     return "none of the query's words stands in it"
 
 

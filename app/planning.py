@@ -591,25 +591,28 @@ def route_query(
     where = [*route.filters, *([_ids(ids)] if ids is not None else [])]
     others = plan.wordings.get(route.text, ())
     similarity: float | None = None
+    near: dict[str, Any] | None = None
     if plan.search.min_relevance is not None:
         similarity = queries.threshold(plan.search.min_relevance, plan.collection.similarity)
-        if not route.needs_vector:
+        if not route.needs_vector or route.text != plan.search.query:
             # Only documents that the words match are looked at, so that the neighbours' limit is theirs alone.
-            worded = queries.text_query(route.text, others)
+            worded = [] if route.needs_vector else [queries.text_query(route.text, others)]
             near = queries.vector_query(
                 vectors[plan.search.query], k=THRESHOLD_NEIGHBOURS, num_candidates=THRESHOLD_NEIGHBOURS,
-                filters=[*where, worded], similarity=similarity,
+                filters=[*where, *worded], similarity=similarity,
             )  # fmt: skip
-            where = [*where, near]
     inner = None if plan.search.collapse else {"_source": False, "size": CHUNKS_PER_DOCUMENT}
     if route.needs_vector:
         factor = VECTOR_OVERSAMPLE if plan.placement == "route" and route.decay else 1
         k = min(depth * factor, queries.MAX_CANDIDATES)
         main = queries.vector_query(
             vectors[route.text], k=k, num_candidates=min(max(route.num_candidates, k), queries.MAX_CANDIDATES),
-            filters=where, similarity=similarity, inner_hits=inner,
+            filters=where, similarity=similarity if near is None else None, inner_hits=inner,
         )  # fmt: skip
         query: dict[str, Any] = queries.named(main, queries.BASE_NAME)
+        if near is not None:
+            # The nearest to other words, of which those stay that are near to the query: a hit's relevance is that.
+            query = {"bool": {"must": [query], "filter": [near]}}
     else:
         main = (
             queries.text_query(route.text, others, title_boost=route.title_boost)
@@ -619,6 +622,7 @@ def route_query(
             )
         )
         query = queries.named(main, queries.BASE_NAME)
+        where = where if near is None else [*where, near]
         if where:
             query = {"bool": {"must": [query], "filter": where}}
     if route.decay is None:

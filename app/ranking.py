@@ -321,7 +321,9 @@ class Fusion(Value):
 class Rerank(Value):
     """Let a cross-encoder reorder the head of the fused list."""
 
-    candidates: Annotated[int, Field(ge=1, le=1000), WHOLE] = Field(50, description="Fused hits it reads.")
+    candidates: Annotated[int, Field(ge=1, le=1000), WHOLE] = Field(
+        50, description="Fused hits it reads; the answer ends with them."
+    )
     top_n: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = Field(
         None, description="Hits kept; all candidates if left out, so that pages go through them."
     )

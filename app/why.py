@@ -16,7 +16,7 @@ from app import advice, decay, fields, filters, queries
 from app.answers import WhyChunk, WhyResult, WhyRoute
 from app.asking import Search, Why
 from app.collection import Collection
-from app.errors import HalflifeError
+from app.errors import HalflifeError, Unavailable
 from app.measuring import measure, near_enough
 from app.planning import (
     Candidate,
@@ -25,6 +25,7 @@ from app.planning import (
     age_days,
     measure_body,
     moment_of,
+    partial,
     read_route,
     route_body,
     route_query,
@@ -240,6 +241,8 @@ async def _source(
     if isinstance(answer, HalflifeError):
         raise answer
     hits = answer["hits"]["hits"]
+    if not hits and (lacking := partial(answer)) is not None:
+        raise Unavailable(f"whether the document exists can't be told: {lacking}", retry_after_s=1)
     if not hits:
         return None
     return hits[0]["_source"], VECTOR_NAME in (hits[0].get("matched_queries") or ())
@@ -334,9 +337,13 @@ async def _ask(
 ) -> Sequence[dict[str, Any] | HalflifeError]:
     if not bodies:
         return []
-    return await doors.cluster.msearch(
+    answers = await doors.cluster.msearch(
         [located(run, body) for body in bodies], timeout_s=run.remaining_s(), opaque_id=caller.request_id
     )
+    for answer in answers:
+        if not isinstance(answer, HalflifeError) and (lacking := partial(answer)) is not None:
+            run.warnings.append(f"these figures are of a part of the collection: {lacking}")
+    return answers
 
 
 def _too_far(plan: Plan, cosine: float | None, *, has_vector: bool) -> list[str]:

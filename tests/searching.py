@@ -234,3 +234,29 @@ class Asker:
 def ids(answer: SearchResult) -> list[str]:
     """Return the hits' ids in order."""
     return [hit.id for hit in answer.hits]
+
+
+class Lacking:
+    """A cluster of which a shard fails at one of its requests: the answers keep every second hit, or none, and say so."""
+
+    def __init__(self, cluster: Cluster, at: int, *, larger_than: int = 0, keeps: bool = True) -> None:
+        self.cluster = cluster
+        self.at = at
+        self.larger_than = larger_than
+        self.keeps = keeps
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cluster, name)
+
+    async def msearch(self, searches: Any, **options: Any) -> Any:
+        """Ask the cluster, and lose a part of its answers at the chosen request."""
+        answers = await self.cluster.msearch(searches, **options)
+        for (_, body), answer in zip(searches, answers, strict=True):
+            assert isinstance(answer, dict)
+            if self.asked == self.at and body["size"] > self.larger_than:
+                answer["hits"]["hits"] = answer["hits"]["hits"][::2] if self.keeps else []
+                failure = {"reason": {"reason": "disk on fire"}}
+                answer["_shards"] = {"total": 2, "failed": 1, "failures": [failure]}
+        self.asked += 1
+        return answers

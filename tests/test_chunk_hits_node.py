@@ -70,6 +70,21 @@ async def test_a_least_relevance_holds_for_each_chunk(made: Any, similarity: Sim
     assert (await asker.ask(QUERY, routes=[TEXT], min_relevance=0.9, **CHUNKS)).hits == []
 
 
+@pytest.mark.parametrize("collapse", [True, False])
+async def test_a_least_relevance_is_that_of_the_query_whatever_a_route_looks_for(
+    made: Any, collapse: bool
+) -> None:
+    # "far" is next to the other words, and nowhere near the query.
+    asker: Asker = await made([*GIVEN, {"id": "both", "chunks": [("unlike", at(0.85))]}])
+    for kind in ("vector", "text"):
+        routes = [{"kind": kind, "query": "other words"}, NEAR]
+        answer = await asker.ask(QUERY, routes=routes, min_relevance=0.84, top_k=50, collapse=collapse)
+        assert {hit.id for hit in answer.hits} == {"apart", "titled", "both"}
+        assert all(hit.relevance is not None and hit.relevance >= 0.84 for hit in answer.hits)
+        first = answer.routes[kind if kind == "text" else "vector"]
+        assert (first.returned > 0) == (kind == "vector")
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"decay": {"half_life": "30d"}}, {"explain": "cluster"}, {"dedup": {"threshold": 1}}, {"mmr": {}}],

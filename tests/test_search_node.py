@@ -41,6 +41,7 @@ from tests.searching import (
     NOW,
     NOW_MS,
     Asker,
+    Lacking,
     StandIn,
     doors_to,
     drop_collection,
@@ -610,30 +611,6 @@ async def test_a_page_goes_on_under_a_profile_whose_window_is_shorter(asker: Ask
 
 ONE_BY_ONE = {"query_vector": QUERY_VECTOR}
 """Nothing is to be embedded: one request brings all lists, the next one what is read of them."""
-
-
-class Lacking:
-    """A cluster of which a shard fails at the chosen requests: the answers lose every second hit, and say so."""
-
-    def __init__(self, cluster: Cluster, at: int, *, larger_than: int = 0) -> None:
-        self.cluster = cluster
-        self.at = at
-        self.larger_than = larger_than
-        self.asked = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cluster, name)
-
-    async def msearch(self, searches: Any, **options: Any) -> Any:
-        answers = await self.cluster.msearch(searches, **options)
-        for (_, body), answer in zip(searches, answers, strict=True):
-            assert isinstance(answer, dict)
-            if self.asked == self.at and body["size"] > self.larger_than:
-                answer["hits"]["hits"] = answer["hits"]["hits"][::2]
-                failure = {"reason": {"reason": "disk on fire"}}
-                answer["_shards"] = {"total": 2, "failed": 1, "failures": [failure]}
-        self.asked += 1
-        return answers
 
 
 async def test_what_a_failed_shard_could_not_measure_is_left_out_and_told(asker: Asker) -> None:

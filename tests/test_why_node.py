@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ from app.answers import WhyResult
 from app.asking import Why
 from app.collection import Collection
 from app.elastic import Cluster
-from app.errors import EmbedderUnavailable, HalflifeError, InvalidRequest, RerankerFailed
+from app.errors import EmbedderUnavailable, HalflifeError, InvalidRequest, RerankerFailed, Unavailable
 from app.filters import compile_filter
 from app.search import Caller
 from app.times import format_instant, from_ms, parse_instant
@@ -21,6 +22,7 @@ from tests.searching import (
     NOW_MS,
     PATIENT,
     Asker,
+    Lacking,
     StandIn,
     drop_collection,
     ids,
@@ -383,6 +385,17 @@ async def test_additive_scores_are_those_of_the_search(asker: Asker) -> None:
         assert told.fused_rank == at + 1
         assert told.fused_score == pytest.approx(whole.hits[at].score)
         assert told.on_page is (at < 5)
+
+
+async def test_a_failed_shard_is_no_missing_document(cluster: Cluster, asker: Asker) -> None:
+    given: dict[str, Any] = {"query_vector": [1.0, 0.0, 0.0], "decay": "off"}
+    lacking = Lacking(cluster, 1, keeps=False)
+    asker.doors = replace(asker.doors, cluster=cast(Cluster, lacking))
+    with pytest.raises(Unavailable, match="can't be told: 1 of 2 shards failed: disk on fire"):
+        await account(asker, "w003", **given)
+    lacking.at = lacking.asked + 2
+    told = await account(asker, "w003", **given)
+    assert any("of a part of the collection: 1 of 2 shards" in warning for warning in told.warnings)
 
 
 async def test_the_embedder_down(cluster: Cluster, shelf: Collection) -> None:
