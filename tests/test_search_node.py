@@ -28,12 +28,14 @@ from app.errors import (
     EmbedderUnavailable,
     HalflifeError,
     InvalidRequest,
+    PastWindow,
     RerankerFailed,
     Unavailable,
 )
 from app.filters import compile_filter
 from app.planning import id_of
 from app.ranking import Profile
+from app.reranking import Reranker
 from app.search import Caller, search
 from app.times import format_instant, from_ms, parse_instant, to_ms
 from tests.searching import (
@@ -1016,6 +1018,13 @@ async def test_the_end_of_what_was_reranked_is_told(cluster: Cluster, shelf: Col
     assert told(await asker.ask(QUERY, top_k=100, rerank={"top_n": 20})) == []
     [warning] = told(await asker.ask(QUERY, top_k=300, rerank={"candidates": 1000}))
     assert "fused window of 100" in warning
+    # A reranker of another mind by the second page.
+    first = await asker.ask(QUERY, top_k=30, rerank={"min_score": 0.4}, paging=True)
+    assert first.cursor is not None
+    asker.doors = replace(asker.doors, reranker=cast(Reranker, Scores(lambda text: 0.1)))
+    with pytest.raises(PastWindow, match="past the 50 hits that reranking leaves") as caught:
+        await asker.page(first.cursor)
+    assert "`rerank.candidates`" in (caught.value.remedy or "")
     few = {"id": [f"doc-{at:03d}" for at in range(1, 9)]}
     assert told(await asker.ask(QUERY, top_k=100, rerank={"candidates": 1000}, filter=few)) == []
 
