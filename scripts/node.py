@@ -135,6 +135,8 @@ class LocalNode:
         # Only a port that nobody asked for and nobody remembers may be exchanged for another one.
         self._ports_are_ours_to_choose = self.http_port is None and self.transport_port is None
         self._seeds: Sequence[LocalNode] = ()
+        # Whether it may found a cluster, where its folder holds none: of several nodes one at most.
+        self._founds = False
         self._archive_to_make: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
@@ -388,7 +390,8 @@ class LocalNode:
         }
         if self._seeds:
             chosen["discovery.seed_hosts"] = [f"{HOST}:{node.transport_port}" for node in self._seeds]
-            chosen["cluster.initial_master_nodes"] = [node.name for node in self._seeds]
+            if self._founds:
+                chosen["cluster.initial_master_nodes"] = [self.name]
         else:
             chosen["discovery.type"] = "single-node"
         return chosen
@@ -550,6 +553,18 @@ class LocalCluster:
         if nodes > 1:
             for node in self.nodes:
                 node._seeds = self.nodes
+            # Two new ones beside a slow old one would be a majority of three: they would found a second cluster, which
+            # the old one can never join. Once they have all found each other, none may found another ever again.
+            self.nodes[0]._founds = not (before and self._formed.exists())
+
+    @property
+    def _formed(self) -> Path:
+        """A file that says that the cluster in this folder was whole once."""
+        return self.data / "formed"
+
+    def _note_formed(self) -> None:
+        self._formed.touch()
+        self.nodes[0]._founds = False
 
     @property
     def urls(self) -> list[str]:
@@ -564,6 +579,7 @@ class LocalCluster:
         """Start all nodes at once and wait until they have found each other. On an error none is left running."""
         if len(self.nodes) == 1:
             self.nodes[0].start(timeout_s)
+            self._note_formed()
             return self
         deadline = time.monotonic() + timeout_s
         try:
@@ -576,6 +592,7 @@ class LocalCluster:
             for node in self.nodes:
                 node.wait_until_ready(max(1.0, deadline - time.monotonic()))
             self.wait_for(nodes=len(self.nodes), timeout_s=max(1.0, deadline - time.monotonic()))
+            self._note_formed()
         except BaseException:
             for node in self.nodes:
                 node._abandon()

@@ -239,6 +239,34 @@ def test_three_nodes_survive_the_loss_of_one(distribution: Distribution, tmp_pat
         LocalCluster(distribution, tmp_path, nodes=1)
 
 
+def test_one_node_alone_may_found_a_cluster_and_only_a_new_one(tmp_path: Path) -> None:
+    distribution = Distribution("9", tmp_path, parts.JavaRuntime(tmp_path, 21, vectors=True))
+
+    def founders() -> list[object]:
+        nodes = LocalCluster(distribution, tmp_path, nodes=3).nodes
+        return [node._own_settings().get("cluster.initial_master_nodes") for node in nodes]
+
+    assert founders() == [["node-1"], None, None]
+    # Stopped while it was forming, or written by an earlier version: the first one's data decide.
+    (tmp_path / "node-1" / "data").mkdir(parents=True)
+    assert founders() == [["node-1"], None, None]
+    (tmp_path / "formed").touch()
+    assert founders() == [None, None, None]
+    shutil.rmtree(tmp_path / "node-1")
+    assert founders() == [["node-1"], None, None]
+
+
+def test_a_folder_of_one_node_grows_to_three(distribution: Distribution, tmp_path: Path) -> None:
+    with LocalCluster(distribution, tmp_path) as alone, Elasticsearch(alone.urls[0]) as client:
+        client.index(index="papers", id="1", document={"a": 1}, refresh=True)
+        uuid = client.info()["cluster_uuid"]
+    with LocalCluster(distribution, tmp_path, nodes=3) as cluster:
+        for url in cluster.urls:
+            with Elasticsearch(url) as client:
+                assert client.info()["cluster_uuid"] == uuid
+                assert client.get(index="papers", id="1")["_source"] == {"a": 1}
+
+
 # ---- what it leaves behind: nothing --------------------------------------------------------------------------------
 
 STARTER = """
