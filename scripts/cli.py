@@ -220,32 +220,28 @@ def up(
         heap_mb=heap,
         quicken=prepare,
     )
-    if (state := stack.running(options.data)) is not None:
-        if not detach:
-            print_urls(state)
-            raise CommandFailed(
-                f"A stack runs on {options.data} already (process {state.supervisor.pid}).",
-                remedy="Use it, end it with `halflife down`, or take another --data folder.",
-            )
-        health = stack.wait_until_healthy(options.data, say)
-        if health.state is not None:
+    if detach:
+        state, _, health = stack.obtain(options, say)
+        print_urls(state)
+        if health is not None:
             typer.echo("It runs already, with the settings that it was started with.")
-            print_urls(health.state)
             for name, fault in health.parts.items():
                 say(f"{name}: {fault}")
             return health.exit_code
-        # It ended while we waited: start it anew.
-    if detach:
-        state, _ = stack.launch(options, say)
-        print_urls(state)
         _say_keys()
         typer.echo(f"End it with `halflife down{data_argument(options.data)}`.")
         return 0
+    if (found := stack.running(options.data)) is not None:
+        print_urls(found)
+        raise CommandFailed(
+            f"A stack runs on {options.data} already (process {found.supervisor.pid}).",
+            remedy="Use it, end it with `halflife down`, or take another --data folder.",
+        )
     from scripts.supervisor import supervise
 
     def ready(url: str) -> None:
-        if (found := stack.running(options.data)) is not None:
-            print_urls(found)
+        if (state := stack.running(options.data)) is not None:
+            print_urls(state)
         _say_keys()
         typer.echo("Ctrl-C ends it.")
 

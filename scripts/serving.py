@@ -314,9 +314,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int)
     parser.add_argument("--end-with-stdin", action="store_true", help="end when standard input closes")
     chosen = parser.parse_args(arguments)
-    if chosen.end_with_stdin:
-        end_with_stdin(_DRAIN_S + 5)
     try:
+        if chosen.end_with_stdin:
+            end_with_stdin(read_settings().drain_s + _DRAIN_S + 5)
         serve(host=chosen.host, port=chosen.port)
     except HalflifeError as failure:
         print(f"error: {told(failure)}", file=sys.stderr, flush=True)

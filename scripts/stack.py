@@ -27,19 +27,29 @@ DEFAULT_DATA = Path(".halflife")
 DATA_VARIABLE = "HALFLIFE_DATA"
 DEFAULT_PORT = 8080
 
+STACK_LOG = "stack.log"
 _STATE = "stack.json"
 _LOCK = "stack.lock"
 # A node may take 90 s to start, the embedder builds its graph on the first start, and everything is installed then.
 _START_TIMEOUT_S = 900.0
-# The API drains for 15 s, a node closes in 25 s.
-_STOP_TIMEOUT_S = 60.0
+# The API drains for 15 s and as long as HALFLIFE_DRAIN_S says, 60 at most; a node closes in 25 s.
+_STOP_TIMEOUT_S = 120.0
 _POLL_S = 0.1
+_TRIES = 3
 
 Report = Callable[[str], None]
 
 
 class StackFailed(LocalStackError):
     """The stack could not be started, or ended while it was being used."""
+
+
+class RunsAlready(StackFailed):
+    """Another supervisor holds the folder."""
+
+
+# What a supervisor that found its folder held ends with.
+RUNS_ALREADY = 75
 
 
 class NothingRuns(LocalStackError):
@@ -261,14 +271,35 @@ def exclusive(data: Path) -> Iterator[None]:
     """Hold the data folder for one supervisor; the lock ends with the process, however that ends."""
     data.mkdir(parents=True, exist_ok=True)
     with (data / _LOCK).open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StackFailed(
-                f"A stack runs on {data} already.",
-                remedy="See `halflife status`; end it with `halflife down`, or take another --data folder.",
-            ) from None
+        for left in range(_TRIES, 0, -1):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if left == 1:
+                    raise _runs_already(data) from None
+            # Whoever only looks whether it is held holds it for less than this.
+            time.sleep(_POLL_S)
         yield
+
+
+def _runs_already(data: Path) -> RunsAlready:
+    return RunsAlready(
+        f"A stack runs on {data} already.",
+        remedy="See `halflife status`; end it with `halflife down`, or take another --data folder.",
+    )
+
+
+def _held(data: Path) -> bool:
+    """Tell whether a supervisor holds the data folder: from before it writes its state until after it is forgotten."""
+    if not (data / _LOCK).exists():
+        return False
+    with (data / _LOCK).open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def end_with_stdin(force_after_s: float | None = None) -> None:
@@ -310,10 +341,13 @@ def launch(
     """Start a stack in the background and return when it answers.
 
     `tied` ends it with the calling process (keep the Popen: closing its `stdin` is what ends the stack); otherwise it
-    stays. Raises StackFailed with the reason; then nothing is left running.
+    stays. Raises StackFailed with the reason; then nothing of it is left running. Raises RunsAlready where another start
+    was quicker; `wait_until_healthy` waits for that one.
     """
-    log = log_folder(options.data) / "stack.log"
-    arguments = [*options.arguments(), "--end-with-stdin" if tied else "--detached"]
+    # Of several starts at once one gets the folder, and with it this log's final name; it must not read the others'.
+    log = log_folder(options.data) / f"stack-{os.getpid()}-{time.monotonic_ns()}.log"
+    kept = log.with_name(STACK_LOG)
+    arguments = [*options.arguments(), "--log", str(log), "--end-with-stdin" if tied else "--detached"]
     with log.open("wb") as sink:
         process = subprocess.Popen(
             python_command("scripts.supervisor", *arguments),
@@ -339,22 +373,47 @@ def launch(
                     else:
                         pending = line
                 if ended:
-                    raise StackFailed(
-                        pending.removeprefix("error: ").strip() or "The stack ended while it was starting.",
-                        remedy=f"Its log is {log}.",
-                    )
+                    why = pending.removeprefix("error: ").strip() or "The stack ended while it was starting."
+                    if process.returncode == RUNS_ALREADY:
+                        log.unlink(missing_ok=True)
+                        raise _runs_already(options.data)
+                    raise StackFailed(why, remedy=f"Its log is {log if log.exists() else kept}.")
                 state = running(options.data)
                 if state is not None and state.supervisor.pid == process.pid and state.phase == "running":
                     return state, process
                 if time.monotonic() > deadline:
                     raise StackFailed(
                         f"The stack was not ready after {_START_TIMEOUT_S:.0f} s.",
-                        remedy=f"Its log is {log}.",
+                        remedy=f"Its log is {kept}.",
                     )
                 time.sleep(_POLL_S)
     except BaseException:
         end_process(process)
         raise
+
+
+def obtain(
+    options: Options, report: Report, *, tied: bool = False
+) -> tuple[State, "subprocess.Popen[bytes] | None", "Health | None"]:
+    """Return the stack that runs on the folder, with how it is, or start one, with its process (see `launch`).
+
+    One that another command starts in the same moment is waited for.
+    """
+    found = running(options.data) is not None
+    for _ in range(_TRIES):
+        if found:
+            health = wait_until_healthy(options.data, report)
+            if health.state is not None:
+                return health.state, None, health
+            # It ended while we waited: start it anew.
+        try:
+            return *launch(options, report, tied=tied), None
+        except RunsAlready:
+            found = True
+    raise RunsAlready(
+        f"Another stack begins and ends on {options.data} again and again.",
+        remedy=f"See {log_folder(options.data) / STACK_LOG}.",
+    )
 
 
 def end_process(process: "subprocess.Popen[bytes]", timeout_s: float = _STOP_TIMEOUT_S) -> None:
@@ -380,7 +439,9 @@ def wait_until_healthy(data: Path, report: Report, timeout_s: float = 180.0) -> 
     told = False
     while True:
         health = check(data)
-        if health.status in {"ok", "stopped"} or time.monotonic() > deadline:
+        # One that begins or ends holds the folder and has no state yet, or none any more.
+        done = health.status == "ok" or (health.status == "stopped" and not _held(data))
+        if done or time.monotonic() > deadline:
             return health
         if not told:
             report(f"A stack runs on {data} already; waiting until all of it answers.")

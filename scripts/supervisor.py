@@ -26,9 +26,12 @@ from scripts.distribution import Distribution, LocalStackError, ensure_installed
 from scripts.node import LocalCluster, LocalNode, PortTaken, quicken
 from scripts.stack import (
     DEFAULT_PORT,
+    RUNS_ALREADY,
+    STACK_LOG,
     Options,
     Process,
     Report,
+    RunsAlready,
     StackFailed,
     State,
     end_with_stdin,
@@ -44,13 +47,17 @@ ELASTICSEARCH_VARIABLE = "HALFLIFE_ELASTICSEARCH_URL"
 EMBEDDER_VARIABLE = "HALFLIFE_EMBEDDING_BASE_URL"
 HOST_VARIABLE = "HALFLIFE_HOST"
 KEY_VARIABLES = ("HALFLIFE_KEYS", "HALFLIFE_KEYS_FILE")
+DRAIN_VARIABLE = "HALFLIFE_DRAIN_S"
 SECRETS_VARIABLE = "HALFLIFE_SECRETS_DIR"
 SECRET_VARIABLE = "HALFLIFE_CURSOR_SECRET"  # noqa: S105 - the name of a variable, not its value
 
 # The first start of the embedder builds its graph; later ones take a second.
 _EMBEDDER_TIMEOUT_S = 180.0
 _API_TIMEOUT_S = 90.0
+# Beside HALFLIFE_DRAIN_S, for which it goes on serving.
 _API_GRACE_S = 18.0
+# HALFLIFE_DRAIN_S: what it is if left out, and the most it may be.
+_DRAIN_S, _MOST_DRAIN_S = 1.0, 60.0
 _EMBEDDER_GRACE_S = 8.0
 _POLL_S = 0.1
 _WATCH_S = 0.5
@@ -190,7 +197,7 @@ class Supervisor:
         self.api: Program | None = None
         self.restarts = 0
         self.phase = "starting"
-        self._me = Process.of("supervisor", os.getpid(), log=self.logs / "stack.log")
+        self._me = Process.of("supervisor", os.getpid(), log=self.logs / STACK_LOG)
         self._quickening: Program | None = None
 
     # -- life
@@ -255,7 +262,7 @@ class Supervisor:
         if self._quickening is not None:
             self._quickening.terminate()
         if self.api is not None:
-            self.api.end(_API_GRACE_S)
+            self.api.end(_API_GRACE_S + drain_s(self.api.environment))
         if self.embedder is not None:
             self.embedder.terminate()
         if self.cluster is not None:
@@ -533,6 +540,19 @@ def keyed(environment: Mapping[str, str]) -> bool:
     return bool(folder) and any(_says_something(Path(folder) / name.lower()) for name in KEY_VARIABLES)
 
 
+def drain_s(environment: Mapping[str, str]) -> float:
+    """Return how long an API that gets this environment goes on serving once it is told to end, in seconds."""
+    said = environment.get(DRAIN_VARIABLE, "").strip()
+    if not said and (folder := environment.get(SECRETS_VARIABLE, "").strip()):
+        with contextlib.suppress(OSError, ValueError):
+            said = (Path(folder) / DRAIN_VARIABLE.lower()).read_text("utf-8").strip()
+    try:
+        return min(_MOST_DRAIN_S, max(0.0, float(said or _DRAIN_S)))
+    except ValueError:
+        # It does not start with that.
+        return _DRAIN_S
+
+
 def _says_something(file: Path) -> bool:
     try:
         return bool(file.read_text("utf-8").strip())
@@ -582,13 +602,19 @@ def signals(supervisor: Supervisor, report: Report) -> Iterator[None]:
             signal.signal(restored, handler)
 
 
-def supervise(options: Options, report: Report, *, ready: Report, detached: bool = False) -> None:
+def supervise(
+    options: Options, report: Report, *, ready: Report, detached: bool = False, log: Path | None = None
+) -> None:
     """Run a stack until a signal says to end it; `ready` is called once with the API's URL when it can serve.
+
+    `log` is a file that this process writes its own log to: it gets the name of the stack's once the folder is held.
 
     Raises a LocalStackError if it can't be started or a part won't stay alive, KeyboardInterrupt if the signal came
     before it was ready; then all parts have been ended.
     """
     with exclusive(options.data):
+        if log is not None:
+            log.replace(_fresh(log_folder(options.data) / STACK_LOG))
         supervisor = Supervisor(options, report, detached=detached)
         with signals(supervisor, report):
             started = False
@@ -627,6 +653,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("--port", "--elasticsearch-port", "--embedder-port", "--nodes"):
         parser.add_argument(name, type=int)
     parser.add_argument("--heap-mb", type=int)
+    parser.add_argument("--log", type=Path, help="the file that standard output leads to")
     parser.add_argument("--no-quicken", action="store_true")
     parser.add_argument("--detached", action="store_true", help="outlive whoever started it")
     parser.add_argument("--end-with-stdin", action="store_true", help="end when standard input closes")
@@ -653,7 +680,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.end_with_stdin:
         end_with_stdin()
     try:
-        supervise(options, report, ready=lambda url: None, detached=chosen.detached)
+        supervise(options, report, ready=lambda url: None, detached=chosen.detached, log=chosen.log)
+    except RunsAlready as failure:
+        report(f"error: {failure}")
+        return RUNS_ALREADY
     except LocalStackError as failure:
         report(f"error: {failure}")
         return 1

@@ -39,21 +39,17 @@ def show(*, data: Path, port: int | None = None, once: bool = False, quicken: bo
     A stack that ran before is used and left running.
     """
     begun = time.monotonic()
-    state = stack.running(data)
-    process = None
-    if state is not None:
-        health = stack.wait_until_healthy(data, say)
-        if health.status != "ok" or health.state is None:
+    if stack.running(data) is None:
+        say(f"Starting the stack; its data lies in {data}.")
+    options = Options(data=data, port=port, quicken=quicken and not once)
+    state, process, health = stack.obtain(options, lambda line: say(f"  {line}"), tied=True)
+    if health is not None:
+        if health.status != "ok":
             raise StackFailed(
                 f"The stack on {data} is {health.status}: {health.parts or 'see its log'}.",
                 remedy=f"End it with `halflife down{data_argument(data)}` and try again.",
             )
-        state = health.state
         say(f"Using the stack that runs on {data}.")
-    else:
-        say(f"Starting the stack; its data lies in {data}.")
-        options = Options(data=data, port=port, quicken=quicken and not once)
-        state, process = stack.launch(options, lambda line: say(f"  {line}"), tied=True)
     try:
         assert state.api is not None
         with _interrupting(), Client(state.api) as client:

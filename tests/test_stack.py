@@ -9,15 +9,18 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from scripts import stack, supervisor
+from app.settings import Settings
+from scripts import serving, stack, supervisor
 from scripts.node import PortTaken
 from scripts.stack import Process, StackFailed, State
 from tests.conftest import ROOT
@@ -162,6 +165,78 @@ def test_two_supervisors_never_share_a_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_a_start_that_another_was_quicker_than_leaves_its_log_alone(tmp_path: Path) -> None:
+    log = stack.log_folder(tmp_path) / "stack.log"
+    log.write_text("the first one's\n")
+    told: list[str] = []
+    with stack.exclusive(tmp_path), pytest.raises(stack.RunsAlready, match="runs on"):
+        stack.launch(stack.Options(tmp_path), told.append)
+    assert told == []
+    assert [(path.name, path.read_text()) for path in log.parent.iterdir()] == [
+        ("stack.log", "the first one's\n")
+    ]
+
+
+def test_a_stack_that_is_about_to_say_that_it_runs_is_waited_for(tmp_path: Path) -> None:
+    assert stack.wait_until_healthy(tmp_path, print).status == "stopped"
+    me = Process.of("supervisor", os.getpid(), log=tmp_path)
+    assert me is not None
+    with stack.exclusive(tmp_path):
+        late = threading.Timer(0.7, State("running", me, str(tmp_path)).write)
+        late.start()
+        assert stack.wait_until_healthy(tmp_path, print).status == "ok"
+        late.join()
+        state, process, health = stack.obtain(stack.Options(tmp_path), print)
+    assert (state.supervisor, process, health and health.status) == (me, None, "ok")
+
+
+def test_a_failed_start_tells_its_log(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        options = stack.Options(tmp_path, embedder_port=int(taken.getsockname()[1]))
+        for _ in range(2):
+            with pytest.raises(StackFailed, match="is taken") as told:
+                stack.launch(options, print)
+            assert not isinstance(told.value, stack.RunsAlready)
+    log = tmp_path / "logs" / "stack.log"
+    assert f"Its log is {log}." in str(told.value)
+    assert "is taken" in log.read_text()
+    assert {path.name for path in log.parent.iterdir()} == {"stack.log", "stack.log.1"}
+
+
+DRAINS = {
+    "left out": ({}, 1.0),
+    "blank": ({"HALFLIFE_DRAIN_S": " "}, 1.0),
+    "said": ({"HALFLIFE_DRAIN_S": "30"}, 30.0),
+    "in a file": ({"HALFLIFE_SECRETS_DIR": "FOLDER"}, 12.5),
+    "no number": ({"HALFLIFE_DRAIN_S": "soon"}, 1.0),
+    "more than may be": ({"HALFLIFE_DRAIN_S": "1e9"}, 60.0),
+}
+
+
+@pytest.mark.parametrize("environment, seconds", DRAINS.values(), ids=DRAINS.keys())
+def test_an_api_is_given_the_time_that_it_drains(
+    tmp_path: Path, environment: dict[str, str], seconds: float
+) -> None:
+    (tmp_path / "halflife_drain_s").write_text("12.5\n")
+    environment = {name: value.replace("FOLDER", str(tmp_path)) for name, value in environment.items()}
+    assert supervisor.drain_s(environment) == seconds
+    drain = Settings.model_fields["drain_s"]
+    assert drain.default == supervisor.drain_s({})
+    assert Settings(drain_s=60).drain_s == supervisor.drain_s({"HALFLIFE_DRAIN_S": "61"})
+
+
+def test_an_api_whose_supervisor_is_gone_drains_before_it_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: list[float] = []
+    monkeypatch.setenv("HALFLIFE_DRAIN_S", "30")
+    monkeypatch.setattr(serving, "end_with_stdin", forced.append)
+    monkeypatch.setattr(serving, "serve", lambda **_: None)
+    assert serving.main(["--end-with-stdin"]) == 0
+    # The pause, and the 9 s that ending takes at most after it.
+    assert forced[0] > 30 + 9
+
+
 def test_ports_are_chosen_by_wish_then_memory_then_liking() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -248,8 +323,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a stack that runs in the background, with the sample loaded; ended after the module's tests."""
     folder = tmp_path_factory.mktemp("stack")
     try:
-        done = halflife("up", "--detach", "--no-prepare", data=folder)
-        assert done.returncode == 0, done.stderr
+        # Two at once: one starts it, the other waits for that one.
+        with ThreadPoolExecutor(2) as pool:
+            up = [pool.submit(halflife, "up", "--detach", "--no-prepare", data=folder) for _ in range(2)]
+        done, other = sorted((each.result() for each in up), key=lambda done: "runs already" in done.stdout)
+        assert (done.returncode, other.returncode) == (0, 0), done.stderr + other.stderr
+        assert ("runs already" in done.stdout, "runs already" in other.stdout) == (False, True)
         assert "api            http://127.0.0.1:" in done.stdout
         done = halflife("load", str(SAMPLE), "-c", "handbook", "--json", data=folder)
         assert done.returncode == 0, done.stderr
