@@ -135,13 +135,22 @@ def sample_lines(name: str) -> list[Json]:
 
 
 def load_sample(client: Client) -> str:
-    """Load the sample corpus unless all of it is there already, and say which."""
+    """Load the sample corpus unless all of it is there already, and say which.
+
+    Raises StackFailed where the collection holds documents and none of the sample's: they are the user's own.
+    """
     path = SAMPLE / "corpus.jsonl"
-    wanted = len(sample_lines(path.name))
-    found = client.count(COLLECTION)
-    if found is not None and found >= wanted:
-        return f"Collection '{COLLECTION}' holds {found} documents already."
-    say(f"Loading {wanted} dated pages of an invented company into collection '{COLLECTION}'.")
+    wanted = [str(line["id"]) for line in sample_lines(path.name)]
+    if found := client.count(COLLECTION):
+        there = sum(client.holds(COLLECTION, name) for name in wanted)
+        if there == len(wanted):
+            return f"Collection '{COLLECTION}' holds {found} documents already."
+        if not there:
+            raise StackFailed(
+                f"The collection '{COLLECTION}', which the tour loads its sample into, holds {found} documents of yours.",
+                remedy="Take another --data folder for the tour: nothing was changed.",
+            )
+    say(f"Loading {len(wanted)} dated pages of an invented company into collection '{COLLECTION}'.")
     source = sources.Source(path, path.name, path.stat().st_size, lines=True)
     tally = Loader(client, COLLECTION, batch=16, report=say).load([source], sources.Names())
     if tally.failed:

@@ -12,11 +12,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from scripts import stack, tour
+from scripts.client import Client
 from scripts.stack import Process, StackFailed
+from tests.fakes import FarEnd, Reply, Seen
 
 PATIENCE_S = 300.0
 TOUR = (sys.executable, "-P", "-m", "scripts.tour", "--no-prepare")
@@ -54,6 +57,30 @@ def test_a_stack_that_is_ended_elsewhere_is_no_failure(
     assert "ended in order" in capsys.readouterr().err
     with pytest.raises(StackFailed, match="by itself"):
         tour._wait(subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"]), tmp_path)
+
+
+@pytest.mark.parametrize("held, told", [
+    (0, "67 new"), (1, "67 new"), (67, "holds 90 documents already"), (None, "documents of yours"),
+])  # fmt: skip
+def test_the_sample_is_loaded_beside_itself_only(held: int | None, told: str) -> None:
+    ids = [line["id"] for line in tour.sample_lines("corpus.jsonl")]
+
+    def answer(seen: Seen) -> Reply:
+        if seen.method == "POST":
+            return Reply(
+                body={"items": [{"id": d["id"], "status": "created"} for d in seen.body["documents"]]}
+            )
+        if seen.path.endswith("/documents?size=1"):
+            return Reply(body={"total": 0 if held == 0 else 90, "documents": []})
+        return Reply() if unquote(seen.path).rpartition("/")[2] in ids[: held or 0] else Reply(status=404)
+
+    with FarEnd(answer) as api, Client(api.url) as client:
+        if held is None:
+            with pytest.raises(StackFailed, match=told):
+                tour.load_sample(client)
+        else:
+            assert told in tour.load_sample(client)
+    assert any(seen.method == "POST" for seen in api.requests) == (held in (0, 1))
 
 
 @pytest.fixture(scope="module")
