@@ -2,7 +2,8 @@
 
 Runs under any CPython 3.11+ before anything is installed, so it imports the standard library only and nothing of
 this project. A venv cannot be moved into place when it is finished; so a stamp inside it, written last, says that
-it is whole. One without the stamp is a leftover, and is removed and made anew.
+it is whole. One without the stamp is a leftover, and is removed and made anew. One that is only out of date is never
+removed, since a service may run from it: a failed update leaves it as it was, or is finished by the next run.
 
     python bootstrap.py local|dev MODULE ARGUMENTS…    makes it, then becomes `.venv/bin/python -m MODULE ARGUMENTS…`
     python bootstrap.py local|dev                      only makes it
@@ -84,6 +85,22 @@ def stamped_level(root: Path, venv: Path) -> tuple[str, bool] | None:
     if level not in LEVELS or place != str(root) or not os.access(venv / "bin" / "python", os.X_OK):
         return None
     return level, key == environment_key(root, level, version)
+
+
+def write_stamp(root: Path, venv: Path, *, level: str, version: str, key: str) -> None:
+    """Write in one step what an environment is; an empty key is never current."""
+    stamp = {"level": level, "python": version, "root": str(root), "key": key}
+    draft = venv / f"{STAMP}.new"
+    draft.write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
+    draft.replace(venv / STAMP)
+
+
+def half_updated(venv: Path) -> bool:
+    """Whether an update of an environment was begun and not finished."""
+    try:
+        return bool(json.loads((venv / STAMP).read_text(encoding="utf-8"))["key"] == "")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def wanted_level(asked: str, present: str | None) -> str:
@@ -255,8 +272,6 @@ def install(root: Path, venv: Path, level: str, lock: int) -> None:
         make = [sys.executable, "-I", "-m", "venv", str(venv)]
         run(make, doing=f"Making {venv.name}", environment=environment, lock=lock, root=root)
     else:
-        (venv / UNFINISHED).touch()
-        (venv / STAMP).unlink(missing_ok=True)
         say(
             f"Bringing {venv.name} to {packages.relative_to(root)} ({count} packages); only what changed is downloaded."
         )
@@ -272,6 +287,9 @@ def install(root: Path, venv: Path, level: str, lock: int) -> None:
     run(command, doing="Installing uv", environment=environment, lock=lock, root=root)
 
     say(f"  packages, by uv, checked against {packages.relative_to(root)}")
+    if not fresh:
+        # Whatever happens from here on, what its stamp said of it holds no more: not for other locks either.
+        write_stamp(root, venv, level=level, version="", key="")
     uv = [str(venv / "bin" / "uv"), "pip"]
     command = [
         *uv,
@@ -305,15 +323,7 @@ def install(root: Path, venv: Path, level: str, lock: int) -> None:
         text=True,
         check=True,
     ).stdout.strip()
-    stamp = {
-        "level": level,
-        "python": version,
-        "root": str(root),
-        "key": environment_key(root, level, version),
-    }
-    draft = venv / f"{STAMP}.new"
-    draft.write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
-    draft.replace(venv / STAMP)
+    write_stamp(root, venv, level=level, version=version, key=environment_key(root, level, version))
     (venv / UNFINISHED).unlink(missing_ok=True)
     size = sum(path.lstat().st_size for path in venv.rglob("*") if path.is_file() and not path.is_symlink())
     say(f"Ready in {time.monotonic() - started:.1f} s; {venv.name} holds {size / 1e6:.0f} MB.")
@@ -356,6 +366,11 @@ def ensure(root: Path, asked: str, *, apart: bool = False) -> Path:
                 signal.signal(number, signal.SIG_IGN)
             if (venv / UNFINISHED).exists() and not (venv / STAMP).exists():
                 remove(venv, why=f"Removing the half-made {venv.name}.")
+            elif present is not None:
+                left = (
+                    "may be half updated, which the next run mends" if half_updated(venv) else "is as it was"
+                )
+                say(f"{venv.name} stays; it {left}. Should it not work, remove it and run this again.")
             if isinstance(error, subprocess.CalledProcessError | OSError):
                 raise BootstrapError(f"Making {venv.name} failed: {error}") from error
             raise
@@ -380,7 +395,8 @@ def main(arguments: Sequence[str]) -> int:
         say(f"error: {error}")
         return 1
     except SystemExit as ended:
-        say("Interrupted; nothing half-made is left.")
+        begun = any(half_updated(folder) for folder in root.glob(".venv*"))
+        say(f"Interrupted; {'running this again finishes it' if begun else 'nothing half-made is left'}.")
         return int(ended.code or 0)
     if len(arguments) == 1:
         return 0

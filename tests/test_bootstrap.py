@@ -248,6 +248,43 @@ def test_an_interrupt_leaves_nothing_half_made(project: Path, ending: signal.Sig
     ]
 
 
+def stand_in(venv: Path, *, pip: int = 0, uv: int = 0) -> None:
+    """Put programs in place of an environment's own that install nothing and end with these codes."""
+    for name, code in (("python", pip), ("uv", uv)):
+        (venv / "bin" / name).unlink(missing_ok=True)
+        (venv / "bin" / name).write_text(f"#!/bin/sh\necho 3.11.7\nexit {code}\n")
+        (venv / "bin" / name).chmod(0o755)
+
+
+def test_an_update_that_installs_nothing_leaves_the_environment_as_it_was(project: Path) -> None:
+    venv = stamp(project, {"key": "of other locks"})
+    stand_in(venv, pip=1)
+    before = {path: path.read_bytes() for path in venv.rglob("*") if path.is_file()}
+    running = start(project, "dev")
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "Installing uv failed" in told
+    assert ".venv stays; it is as it was." in told
+    assert {path: path.read_bytes() for path in venv.rglob("*") if path.is_file()} == before
+
+
+def test_a_half_updated_environment_stays_and_is_finished_by_the_next_run(project: Path) -> None:
+    venv = stamp(project, {"key": "of other locks"})
+    stand_in(venv, uv=1)
+    running = start(project, "dev")
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert ".venv stays; it may be half updated" in told
+    # Whole for no locks, the ones of before included.
+    assert bootstrap.stamped_level(project, venv) == ("dev", False)
+    assert bootstrap.half_updated(venv)
+    stand_in(venv)
+    running = start(project, "local")
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 0, told
+    assert bootstrap.stamped_level(project, venv) == ("dev", True)
+
+
 @pytest.mark.slow
 def test_a_failed_install_leaves_nothing_and_says_what_to_do(project: Path) -> None:
     ruin = project / ".venv"
