@@ -549,8 +549,11 @@ class Indexer:
                 again.append(change)
             elif isinstance(kept, HalflifeError):
                 report.fail(change.position, id_, kept)
-            else:
+            elif kept == found[id_].version or (within is not None and not holds(within, found[id_].source)):
                 report.put(change.position, ItemResult(id=id_, status="not_found"))
+            else:
+                # Written again: that is what counts from now on.
+                report.put(change.position, ItemResult(id=id_, status="deleted", version=kept))
         await writer.write(writes, self._encode_bodies)
         for write in writes:
             change = write.payload.change

@@ -198,7 +198,7 @@ class DeletedDocument(Value):
     """A document to delete."""
 
     id: DocumentId
-    if_version: Revision | None = Field(
+    if_version: StoredVersion | None = Field(
         None, description="Delete only if the stored `version` is this one; else its status is `conflict`."
     )
 

@@ -18,6 +18,7 @@ from app.collection import Collection, CollectionOptions
 from app.elastic import BulkAction, Cluster, SequenceNumbers
 from app.embedding import Embedded
 from app.errors import ClusterUnavailable, Conflict, CursorExpired, NotFound
+from app.filters import parse_filter
 from app.indexing import Indexer
 from app.purge import Purger
 from app.targets import CatalogTargets
@@ -344,9 +345,34 @@ async def test_a_delete_of_what_is_deleted_writes_the_tombstone_again_unless_it_
     assert statuses(await world.indexer.delete_ids(["a"], collection=world.collection)) == ["not_found"]
     assert await world.raw("a") == before
     doubtful = through(world, Behind(world.cluster))
-    assert statuses(await doubtful.delete_ids(["a"], collection=world.collection)) == ["not_found"]
+    [item] = (await doubtful.delete_ids(["a"], collection=world.collection)).items
     after = await world.raw("a")
+    assert (item.status, item.version) == ("deleted", after["_version"])
     assert (after["_version"], after["_source"]) == (before["_version"] + 1, before["_source"])
+
+
+async def test_a_filtered_key_learns_nothing_of_tombstones_and_leaves_those_of_others_alone(
+    world: World,
+) -> None:
+    def only(team: str) -> Any:
+        return parse_filter({"team": team}, declared={})
+
+    items = [
+        {"id": id_, "text": "t", "metadata": {"team": team}}
+        for id_, team in (("mine", "a"), ("theirs", "b"), ("nobodys", "a"))
+    ]
+    await world.upsert(*items)
+    for ids, within in ((["mine"], only("a")), (["theirs"], only("b")), (["nobodys"], None)):
+        result = await world.indexer.delete_ids(ids, collection=world.collection, within=within)
+        assert statuses(result) == ["deleted"]
+    before = {id_: await world.raw(id_) for id_ in ("mine", "theirs", "nobodys")}
+    doubtful = through(world, Behind(world.cluster))
+    result = await doubtful.delete_ids(list(before), collection=world.collection, within=only("a"))
+    assert statuses(result) == ["deleted", "not_found", "not_found"]
+    after = {id_: await world.raw(id_) for id_ in before}
+    assert all(after[id_]["_source"] == before[id_]["_source"] for id_ in before)
+    raised = {id_: after[id_]["_version"] - before[id_]["_version"] for id_ in before}
+    assert raised == {"mine": 1, "theirs": 0, "nobodys": 1}
 
 
 async def test_a_write_that_is_found_again_counts_once_it_is_on_all_copies(world: World) -> None:
