@@ -1,13 +1,15 @@
 """Documents of an index that this service did not make, brought into a collection.
 
 Each document keeps its id and its version, so that bringing in again only brings what is newer, and a stop loses
-nothing. Which of its fields is what the caller says; all others go into `metadata`. The origin is left as it is, with
+nothing. In an index that is to replace its origin nobody else writes, so there a document that is not as the origin has it
+is written over, whatever its version: Elasticsearch counts anew what was deleted long enough ago. Which of its fields is what the caller says; all others go into `metadata`. The origin is left as it is, with
 one exception that is asked for by its name: an index that is called like the collection's own alias is replaced, in the
 same step in which the alias takes its name.
 """
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,7 +25,7 @@ from app.copying import Hit, patiently
 from app.documents import InvalidItem, Source
 from app.elastic import BulkAction, Cluster
 from app.encoding import encode
-from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound, Unavailable
+from app.errors import ClusterUnavailable, Conflict, HalflifeError, InvalidRequest, NotFound, Unavailable
 from app.times import format_instant
 from app.writes import DocumentEmbedder
 from app.writing import Document
@@ -46,6 +48,18 @@ class Preview:
     example: dict[str, Any] | None
     metadata_keys: list[str]
     failures: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a collection has under an id; `source` is empty where it was not asked for."""
+
+    version: int
+    source: Source
+
+    @property
+    def deleted(self) -> bool:
+        return bool(self.source.get(fields.DELETED))
 
 
 @dataclass(slots=True)
@@ -91,6 +105,9 @@ class Adopter:
         self._patience_s = patience_s
         self._report = report
         self._result = Adopted()
+        self._several = False
+        self._places: dict[str, tuple[str, str | None]] = {}
+        """Where each document lies whose id another one may have too."""
 
     async def preview(self, collection: Collection) -> Preview:
         """Look at some documents of the origin; changes nothing. `collection` is what they would become part of."""
@@ -126,6 +143,7 @@ class Adopter:
         and everything else kept. Raises NotFound without the origin.
         """
         origins = await self._concrete()
+        self._several = len(origins) > 1
         if self._replaces:
             await self._replace(options, dims=dims, model=model, allow_missing=allow_missing)
         else:
@@ -188,7 +206,7 @@ class Adopter:
             replaced = True
         finally:
             if not replaced:
-                with contextlib.suppress(NotFound, Unavailable):
+                with contextlib.suppress(HalflifeError):
                     await self._cluster.clear_write_block(self._origin)
 
     async def _bring(
@@ -233,18 +251,23 @@ class Adopter:
         return copied, reached
 
     async def _verify(self, origins: Sequence[str], target: Collection) -> None:
-        """Raise Conflict naming documents that are neither there nor known to have failed."""
+        """Raise Conflict naming documents that are neither there nor known to have failed.
+
+        In an index that replaces its origin a tombstone is no document; in a collection it is one that was deleted there.
+        """
         missing: list[str] = []
         for origin in origins:
             async for hits in copying.pages(
                 self._cluster, origin, whole=False, foreign=True, budget_s=self._patience_s
             ):
-                have = await self._versions(target, [hit["_id"] for hit in hits])
-                missing += [
-                    hit["_id"]
-                    for hit in hits
-                    if have.get(hit["_id"], -1) < hit["_version"] and hit["_id"] not in self._result.failures
-                ]
+                self._note_doubles(hits)
+                have = await self._stored(target, [hit["_id"] for hit in hits], [fields.DELETED])
+                for hit in hits:
+                    found = have.get(hit["_id"])
+                    lacks = found is None or found.version < hit["_version"]
+                    lost = found is not None and found.deleted and self._replaces
+                    if (lacks or lost) and hit["_id"] not in self._result.failures:
+                        missing.append(hit["_id"])
         if missing and self._replaces:
             raise Conflict(
                 f"{len(missing)} documents of {self._origin} are not in the new index: {', '.join(missing[:20])}",
@@ -254,31 +277,53 @@ class Adopter:
         self._result.stored = max(0, self._result.documents - len(self._result.failures) - len(missing))
 
     async def _drop_deleted(self, target: Collection) -> None:
-        """Remove from the new index what has been deleted from the origin since it was copied."""
+        """Remove from the new index what has been deleted from the origin since it was copied.
+
+        The origin is searched for the ids: to be got by its id, a document needs its routing, which may be any.
+        """
         await self._again(lambda: self._cluster.refresh(target.index))
-        async for hits in copying.pages(self._cluster, target.index, whole=False, budget_s=self._patience_s):
-            ids = [hit["_id"] for hit in hits]
-            there = await copying.versions(self._cluster, self._origin, ids, budget_s=self._patience_s)
-            gone = [hit for hit in hits if hit["_id"] not in there]
+        living = {"bool": {"must_not": [{"term": {fields.DELETED: True}}]}}
+        async for hits in copying.pages(
+            self._cluster, target.index, whole=False, query=living, budget_s=self._patience_s
+        ):
+            ids = {"ids": {"values": [hit["_id"] for hit in hits]}}
+            there: set[str] = set()
+            async for found in copying.pages(
+                self._cluster, self._origin, whole=False, foreign=True, query=ids, budget_s=self._patience_s
+            ):
+                there |= {hit["_id"] for hit in found}
+            moment = format_instant(self._now())
             actions = [
                 BulkAction(
                     moves.copy_alias(self._name),
                     hit["_id"],
                     hit["_version"] + 1,
-                    encode(
-                        documents.tombstone(hit["_id"], indexed_at=format_instant(self._now()), revision=None)
-                    ),
+                    encode(documents.tombstone(hit["_id"], indexed_at=moment, revision=None)),
                 )
-                for hit in gone
+                for hit in hits
+                if hit["_id"] not in there
             ]
-            await copying.fill(self._cluster, actions, budget_s=self._patience_s)
+            if refused := await copying.fill(self._cluster, actions, budget_s=self._patience_s):
+                raise Conflict(
+                    f"{len(refused)} documents that {self._origin} no longer has can't be deleted: {refused}",
+                    remedy="run it again; nothing was exchanged",
+                )
 
     # --- one page
 
     async def _put(self, hits: Sequence[Hit], target: Collection, via: Callable[[], Awaitable[str]]) -> None:
         """Write those of a page that the collection does not have in this version yet."""
-        have = await self._versions(target, [hit["_id"] for hit in hits])
-        fresh = [hit for hit in hits if have.get(hit["_id"], -1) < hit["_version"]]
+        for hit in hits:
+            if self._several or hit.get("_routing") is not None:
+                self._places[hit["_id"]] = _place(hit)
+        have = await self._stored(target, [hit["_id"] for hit in hits], self._replaces)
+        fresh = []
+        for hit in hits:
+            found = have.get(hit["_id"])
+            if found is None or found.version < hit["_version"]:
+                fresh.append(hit)
+            elif self._replaces and not self._has(found, hit, target):
+                fresh.append({**hit, "_version": found.version + 1})
         for first in range(0, len(fresh), BATCH):
             part = fresh[first : first + BATCH]
             bodies = await self._again(partial(self._convert, part, target))
@@ -297,9 +342,47 @@ class Adopter:
                 self._result.failures.pop(id_, None)
             self._result.failures |= refused
 
-    async def _versions(self, target: Collection, ids: Sequence[str]) -> dict[str, int]:
+    async def _stored(
+        self, target: Collection, ids: Sequence[str], source: bool | Sequence[str]
+    ) -> dict[str, _Found]:
+        """Return id -> what the collection has of it, in real time, with these parts of the document."""
         where = target.index if self._replaces else names.read_alias(self._name)
-        return await copying.versions(self._cluster, where, ids, budget_s=self._patience_s)
+        found: dict[str, _Found] = {}
+        for first in range(0, len(ids), 1_000):
+            entries = await self._again(
+                partial(
+                    self._cluster.mget, where, ids[first : first + 1_000], source=source,
+                    timeout_s=self._cluster.request_timeout_s,
+                )
+            )  # fmt: skip
+            found |= {
+                entry["_id"]: _Found(entry["_version"], entry.get("_source", {}))
+                for entry in entries
+                if entry.get("found")
+            }
+        return found
+
+    def _has(self, found: _Found, hit: Hit, target: Collection) -> bool:
+        """Tell whether a document is in the collection as it would be written, its chunks and the time of that aside."""
+        if found.deleted:
+            return False
+        try:
+            document, declared = documents.check_document(self._document(hit), target)
+        except InvalidItem:
+            return False  # told when it is converted
+        if document.embedding is not None:
+            return False  # its vector may have changed alone, and costs nothing
+        body = documents.source(document, chunks=[], declared=declared, indexed_at="")
+        return _compared(json.loads(encode(body))) == _compared(found.source)
+
+    def _note_doubles(self, hits: Sequence[Hit]) -> None:
+        """Note as failures the ids that two documents of the origin have, of which the collection could keep one."""
+        for hit in hits:
+            id_ = hit["_id"]
+            if self._places.get(id_, _place(hit)) != _place(hit):
+                self._result.failures[id_] = (
+                    "two documents have this id, in different indices or under different routings"
+                )
 
     async def _write_alias(self, target: Collection) -> str:
         """Return the alias to write through; raise Conflict where documents were made for another kind of collection."""
@@ -420,6 +503,16 @@ class Adopter:
 
     async def _again(self, do: Callable[[], Awaitable[T]]) -> T:
         return await patiently(do, budget_s=self._patience_s, cluster=self._cluster)
+
+
+def _place(hit: Hit) -> tuple[str, str | None]:
+    """Return what tells apart the documents of one id that an index or several may have."""
+    return hit["_index"], hit.get("_routing")
+
+
+def _compared(source: Source) -> Source:
+    """Return what of a stored document comes from its origin."""
+    return {key: value for key, value in source.items() if key not in (fields.CHUNKS, fields.INDEXED_AT)}
 
 
 def _at(source: Mapping[str, Any], path: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app import names
+from app import copying, names
 from app.adoption import Adopter
 from app.catalog import install_templates
 from app.collection import CollectionOptions
@@ -39,17 +39,29 @@ class Foreign:
     cluster: Cluster
     index: str
 
-    async def put(self, documents: dict[str, dict[str, Any]]) -> None:
+    async def put(self, documents: dict[str, dict[str, Any]], routing: str | None = None) -> list[int | None]:
+        """Write them and return their versions."""
         lines = []
         for id_, body in documents.items():
-            lines += [encode({"index": {"_index": self.index, "_id": id_}}), encode(body)]
+            lines += [encode({"index": self._header(id_, routing)}), encode(body)]
         outcomes = await self.cluster._bulk(lines, len(documents), refresh="false", timeout_s=10)
         assert all(outcome.fate == "applied" for outcome in outcomes), outcomes
+        return [outcome.version for outcome in outcomes]
 
-    async def drop(self, id_: str) -> None:
-        await self.cluster._bulk(
-            [encode({"delete": {"_index": self.index, "_id": id_}})], 1, refresh="false", timeout_s=10
+    async def drop(self, id_: str, routing: str | None = None) -> None:
+        [outcome] = await self.cluster._bulk(
+            [encode({"delete": self._header(id_, routing)})], 1, refresh="true", timeout_s=10
         )
+        assert outcome.result == "deleted"
+
+    async def forget(self) -> None:
+        """Have the versions forgotten of what was deleted, as they are a minute later."""
+        for action in ("_close", "_open"):
+            await self.cluster._call("POST", f"/{self.index}/{action}", doing="forgetting")
+        await self.cluster.health(self.index, wait_for_status="yellow")
+
+    def _header(self, id_: str, routing: str | None) -> dict[str, str]:
+        return {"_index": self.index, "_id": id_} | ({} if routing is None else {"routing": routing})
 
 
 @pytest.fixture
@@ -214,3 +226,148 @@ async def test_an_index_that_has_the_alias_name_is_replaced_in_one_step(world: W
     await world.upsert({"id": "a5", "text": "ours"})
     with pytest.raises(InvalidRequest, match="itself"):
         await adopter(world, read, {}).run(CollectionOptions(), dims=DIMS, model="fake")
+
+
+# --- an origin on several shards, with routings of its own ---------------------------------------------------------------
+
+
+@pytest.fixture
+async def origin(world: World) -> Foreign:
+    """An index with the alias' name, on three shards."""
+    read = names.read_alias(world.name)
+    await world.cluster.create_index(
+        read,
+        {
+            "settings": {"index": {"number_of_shards": 3}},
+            "mappings": {
+                "dynamic": "true",
+                "_meta": {"halflife": None},
+                "properties": {"text": {"type": "text"}},
+            },
+        },
+    )
+    return Foreign(world.cluster, read)
+
+
+async def bring(world: World, origin: Foreign, **options: Any) -> Any:
+    return await adopter(world, origin.index, {}).run(CollectionOptions(), dims=DIMS, model="fake", **options)
+
+
+async def texts(world: World) -> dict[str, str | None]:
+    """The text of each document, None for a tombstone."""
+    return {
+        id_: None if source.get("deleted") else source["text"]
+        for id_, (_, source) in (await world.dump()).items()
+    }
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL."""
+
+
+async def test_a_replaced_origin_may_have_any_routing(
+    world: World, origin: Foreign, server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(20):
+        await origin.put({f"r{i}": {"text": f"routed {i}"}}, routing=f"tenant-{i % 7}")
+    await origin.put({"page": {"text": "a page"}})
+    await origin.put({"note": {"text": "a note"}}, routing="page")
+    # Twice, so that what is written after a deletion has a lower version.
+    for _ in range(2):
+        await origin.put({"r1": {"text": "routed 1"}}, routing="tenant-1")
+    await origin.put({"gone": {"text": "gone"}}, routing="x")
+    await origin.put({"back": {"text": "to be deleted"}}, routing="y")
+
+    # Ended after what was deleted was taken out of the new index, and before the two are exchanged.
+    verify, real_put = Adopter._verify, Adopter._put
+
+    async def killed(self: Adopter, *args: Any) -> None:
+        raise Killed
+
+    deleted = False
+
+    async def deletes_then_puts(self: Adopter, *args: Any) -> None:
+        nonlocal deleted
+        await real_put(self, *args)
+        if not deleted:
+            deleted = True
+            await origin.drop("back", routing="y")
+
+    monkeypatch.setattr(Adopter, "_verify", killed)
+    monkeypatch.setattr(Adopter, "_put", deletes_then_puts)
+    with pytest.raises(Killed):
+        await bring(world, origin)
+    monkeypatch.setattr(Adopter, "_verify", verify)
+    monkeypatch.setattr(Adopter, "_put", real_put)
+    assert list(await world.cluster.resolve_index(origin.index)) == [origin.index]
+
+    await origin.drop("r1", routing="tenant-1")
+    await origin.forget()
+    assert await origin.put({"r1": {"text": "anew"}}, routing="tenant-1") == [1]
+    assert await origin.put({"back": {"text": "back again"}}, routing="y") == [1]
+    await origin.drop("gone", routing="x")
+    before = len(server.batches)
+    adopted = await bring(world, origin)
+    assert (adopted.failures, adopted.stored) == ({}, 23)
+    assert await texts(world) == {
+        **{f"r{i}": f"routed {i}" for i in range(20)},
+        "r1": "anew", "page": "a page", "note": "a note", "back": "back again", "gone": None,
+    }  # fmt: skip
+    assert origin.index not in await world.indices()
+    # What was there already as the origin has it is not embedded again.
+    assert sorted(text for batch in server.batches[before:] for text in batch) == ["anew", "back again"]
+
+
+async def test_a_tombstone_is_no_document_of_the_origin(
+    world: World, origin: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever takes a living document out of the new index, the origin is not deleted then."""
+    await origin.put({"a": {"text": "one"}, "b": {"text": "two"}})
+    pages = copying.pages
+
+    def misses(cluster: Cluster, index: str, **given: Any) -> Any:
+        if index == origin.index and "ids" in (given.get("query") or {}):
+            given["query"] = {"ids": {"values": ["a"]}}
+        return pages(cluster, index, **given)
+
+    monkeypatch.setattr(copying, "pages", misses)
+    with pytest.raises(Conflict, match="are not in the new index: b"):
+        await bring(world, origin)
+    assert list(await world.cluster.resolve_index(origin.index)) == [origin.index]
+    await origin.put({"c": {"text": "it takes writes again"}})
+    monkeypatch.undo()
+    await bring(world, origin)
+    assert await texts(world) == {"a": "one", "b": "two", "c": "it takes writes again"}
+
+
+async def test_two_documents_of_one_id_are_told(world: World, origin: Foreign) -> None:
+    await origin.put({"twin": {"text": "one"}, "other": {"text": "other"}})
+    shards = set()
+    for routing in "abcdefgh":
+        await origin.put({"twin": {"text": f"of {routing}"}}, routing=routing)
+        shards.add(routing)
+    await world.cluster.refresh(origin.index)
+    assert await world.cluster.count(origin.index) == 4
+    with pytest.raises(Conflict, match="twin: two documents have this id"):
+        await bring(world, origin)
+    assert list(await world.cluster.resolve_index(origin.index)) == [origin.index]
+    adopted = await bring(world, origin, allow_missing=1)
+    assert list(adopted.failures) == ["twin"]
+    assert set(await texts(world)) == {"twin", "other"}
+
+
+async def test_two_indices_of_one_id_are_told(world: World, foreign: Foreign) -> None:
+    second = Foreign(foreign.cluster, f"{foreign.index}-more")
+    await foreign.cluster.create_index(second.index, BODY)
+    alias = f"{foreign.index}-all"
+    await second.put({"a1": {"body": "another"}, "more": {"body": "more"}})
+    await foreign.cluster.update_aliases(
+        [{"add": {"index": each.index, "alias": alias}} for each in (foreign, second)]
+    )
+    try:
+        with pytest.raises(Conflict, match="a1: two documents have this id"):
+            await adopter(world, alias).run(CollectionOptions(), dims=DIMS, model="fake")
+    finally:
+        await foreign.cluster.delete_indices([second.index])
+    again = await adopter(world, foreign.index).run(CollectionOptions(), dims=DIMS, model="fake")
+    assert again.failures == {}
