@@ -14,8 +14,9 @@ import numpy as np
 
 from app import fields
 from app.elastic import BulkAction, Cluster
-from app.errors import ClusterUnavailable, CursorExpired, Unavailable
+from app.errors import ClusterUnavailable, CursorExpired, HalflifeError, Unavailable
 from app.guarding import repeating
+from app.outcomes import AWAY
 
 Json = dict[str, Any]
 Hit = dict[str, Any]
@@ -27,6 +28,10 @@ SCAN_IDS: Final = 5_000
 BULK_BYTES: Final = 8 * 2**20
 KEEP_ALIVE_S: Final = 300.0
 READ_TIMEOUT_S: Final = 30.0
+TRIES_EACH: Final = 4
+"""Failures in a row after which a point in time is taken for lost. A busy cluster still has it: opening another at each
+try would leave it with one for each.
+"""
 
 
 async def patiently(do: Callable[[], Awaitable[T]], *, budget_s: float, cluster: Cluster | None = None) -> T:
@@ -70,6 +75,7 @@ async def pages(
     lost.
     """
     pit: str | None = None
+    failures = 0  # in a row, of this point in time
     size = 32 if whole else SCAN_IDS
     loop = asyncio.get_running_loop()
     until: float | None = None
@@ -95,11 +101,14 @@ async def pages(
                 body["pit"] = {"id": pit, "keep_alive": f"{round(KEEP_ALIVE_S * 1000)}ms"}
                 answer = await cluster.search(None, body, timeout_s=timeout_s, doing=f"reading {index}")
                 if answer.get("timed_out") or answer["_shards"]["failed"]:
-                    raise ClusterUnavailable(f"reading {index}: not every shard answered")
+                    raise partial_answer(answer, f"reading {index}")
             except (CursorExpired, Unavailable) as error:
-                # A point in time lives on certain nodes and is gone with them.
-                pit, size = None, max(8, size // 2)
-                place = None if foreign else place
+                size, failures = max(8, size // 2), failures + 1
+                if pit is not None and (failures >= TRIES_EACH or _gone(error)):
+                    # It lives on certain nodes and is gone with them. What others still hold of it is let go.
+                    cluster.close_pit_soon(pit)
+                    pit, failures = None, 0
+                    place = None if foreign else place
                 until = until or loop.time() + budget_s
                 refused = isinstance(error, Unavailable)
                 if loop.time() > until or (refused and not await cluster.turn_to_retry(until=until)):
@@ -107,7 +116,7 @@ async def pages(
                 await asyncio.sleep(pause_s)
                 pause_s = min(2.0, pause_s * 2)
                 continue
-            until, pause_s = None, 0.05
+            until, pause_s, failures = None, 0.05, 0
             hits: list[Hit] = answer["hits"]["hits"]
             pit = answer.get("pit_id", pit)
             if hits:
@@ -122,6 +131,18 @@ async def pages(
     finally:
         if pit is not None:
             await cluster.close_pit(pit)
+
+
+def partial_answer(answer: Mapping[str, Any], doing: str) -> HalflifeError:
+    """Return what is wrong with a search in a point in time that not every shard answered."""
+    if "search_context_missing" in str(answer["_shards"].get("failures", "")):
+        return CursorExpired(f"{doing}: a part of the point in time is gone")
+    return ClusterUnavailable(f"{doing}: not every shard answered")
+
+
+def _gone(error: HalflifeError) -> bool:
+    """Tell whether a point in time is lost, or lies on a node that is away."""
+    return isinstance(error, CursorExpired) or error.members.get("elasticsearch", {}).get("type") in AWAY
 
 
 async def fill(cluster: Cluster, actions: Sequence[BulkAction], *, budget_s: float) -> dict[str, str] | None:

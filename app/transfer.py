@@ -19,7 +19,7 @@ from app.copying import patiently
 from app.documents import InvalidItem, Source
 from app.elastic import Cluster
 from app.encoding import encode, packed, unpack_vector
-from app.errors import ClusterUnavailable, CursorExpired, HalflifeError, InvalidRequest, Unavailable
+from app.errors import CursorExpired, HalflifeError, InvalidRequest, Unavailable
 from app.ranking import stored_profiles
 from app.refusals import parse
 from app.times import format_instant
@@ -193,11 +193,16 @@ async def export(
         }
         if after is not None:
             body["search_after"] = [after]
-        answer = await patiently(
-            partial(_search, cluster, body, timeout_s),
-            budget_s=patience_s,
-            cluster=cluster,
-        )
+        try:
+            answer = await patiently(
+                partial(_search, cluster, body, timeout_s),
+                budget_s=patience_s,
+                cluster=cluster,
+            )
+        except CursorExpired:
+            # Of no use any more; other shards may still hold it.
+            cluster.close_pit_soon(pit)
+            raise
         hits = answer["hits"]["hits"]
         pit = str(answer.get("pit_id", pit))
         if hits:
@@ -215,10 +220,7 @@ async def export(
 async def _search(cluster: Cluster, body: Json, timeout_s: float) -> Json:
     answer = await cluster.search(None, body, timeout_s=timeout_s, doing="exporting documents")
     if answer.get("timed_out") or answer["_shards"]["failed"]:
-        failures = str(answer["_shards"].get("failures", ""))
-        if "search_context_missing" in failures:
-            raise CursorExpired("exporting documents: a part of the point in time is gone")
-        raise ClusterUnavailable("exporting documents: not every shard answered")
+        raise copying.partial_answer(answer, "exporting documents")
     return answer
 
 
