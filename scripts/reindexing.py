@@ -148,7 +148,8 @@ def reindex(
 
     --from-index brings in an index that Halflife did not make: ids and versions stay, fields of the same name are taken,
     others named with --map, all else becomes metadata; it makes the collection if need be. Run it again to bring what
-    has changed since. An index that is called halflife-COLLECTION itself is replaced in one step.
+    has changed since. An index that is called halflife-COLLECTION itself is replaced in one step. Two documents of one id, in several
+    indices or under different routings, are told: a collection keeps one.
 
     With another model: name it in HALFLIFE_EMBEDDING_MODELS of the service and of this command, and run this with
     --embedding-model NAME: reads and writes go on throughout. Or, without that, run this with the new model's HALFLIFE_EMBEDDING_… settings while the service runs with the
@@ -187,7 +188,9 @@ def reindex(
         similarity=_similarity(similarity),
         rechunk=rechunk,
     )
-    if from_index is not None and (chosen or asked.undeclare or asked.reembed or asked.rechunk):
+    if from_index is not None and (
+        chosen or asked.undeclare or asked.reembed or asked.rechunk or rate is not None
+    ):
         raise typer.BadParameter(
             "goes with --map, --declare, --shards, --replicas, --similarity, --allow-missing and --dry-run",
             param_hint="--from-index",
@@ -198,6 +201,10 @@ def reindex(
         raise typer.BadParameter("goes with what is to change, and --rate", param_hint="--limit")
     if len(chosen) > 1 or (chosen and asked.given):
         raise typer.BadParameter("one thing at a time", param_hint=", ".join(chosen))
+    if chosen:
+        beside = {"--dry-run": dry_run, "--rate": rate is not None, "--allow-missing": allow_missing > 0}
+        for option in [name for name, given in beside.items() if given]:
+            raise typer.BadParameter(f"has no meaning beside {chosen[0]}: leave it out", param_hint=option)
     settings, whose = read_settings(data)
     say(f"Elasticsearch: {settings.elasticsearch_url} ({whose})")
 
@@ -670,18 +677,25 @@ async def import_from(
         say(
             f"The collection compares vectors by {made.collection.similarity}, the export did by {head.similarity}."
         )
+    versions: transfer.Versions = "new" if new_versions else "keep"
     importer = transfer.Importer(
         cluster,
         name,
         targets=CatalogTargets(name, cluster=cluster, catalog=known, embedder=embedder),
         stamper=Stamper(secrets.randbelow(64), lambda: time.time_ns() // 1000),
         header=head,
-        versions="new" if new_versions else "keep",
+        versions=versions,
     )
     sidecar = file.with_name(f"{file.name}.{name}.import.json")
     # The same file into the same index: a collection that was made anew since needs everything again.
     stat = file.stat()  # noqa: ASYNC240 - a local file's size
-    mark = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "index": made.collection.index}
+    # And to keep the versions or to draw new ones are two things: what the one stored, the other may not have.
+    mark = {
+        "bytes": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "index": made.collection.index,
+        "versions": versions,
+    }
     skip = _skip(sidecar, mark)
     done, batch, size, ended = 0, [], 0, None
     for line, entry in entries:
@@ -919,6 +933,7 @@ def _tell_trial(collection: str, limit: int, failures: dict[str, str], *, as_jso
 _NEXT = {
     "copying": "Run `halflife reindex` to go on, or --abort.",
     "swapped": "The old index is kept: --finish deletes it, --rollback goes back to it.",
+    "finishing": "Run --finish again to delete the old index, or --rollback to go back to it.",
     "returning": "Run --rollback again to go on, or --abort to stay with the new index.",
 }
 

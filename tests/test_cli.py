@@ -689,6 +689,30 @@ def test_a_name_that_no_collection_can_have_is_wrong_usage(given: tuple[str, ...
     assert "a collection's name is" in " ".join(done.output.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("action", ["--finish", "--rollback", "--abort", "--pause", "--status"])
+@pytest.mark.parametrize("beside", ["--dry-run", "--rate 5", "--allow-missing 1"])
+def test_an_option_that_an_action_would_not_heed_is_wrong_usage(
+    action: str, beside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above all `--finish --dry-run --yes`, which must not delete."""
+    monkeypatch.setattr(reindexing, "read_settings", Mock(side_effect=AssertionError("it goes on")))
+    done = run("reindex", "shared", action, *beside.split(), "--yes")
+    assert done.exit_code == cli.USAGE, done.output
+    told = " ".join(done.output.replace("│", " ").split())
+    assert (
+        f"Invalid value for {beside.split(maxsplit=1)[0]}: has no meaning beside {action}: leave it out"
+        in told
+    )
+    # Alone it is taken.
+    assert isinstance(run("reindex", "shared", action, "--yes").exception, AssertionError)
+
+
+def test_a_rate_is_not_taken_where_it_would_not_be_kept() -> None:
+    done = run("reindex", "shared", "--from-index", "wiki", "--rate", "5", "--dry-run")
+    assert done.exit_code == cli.USAGE, done.output
+    assert "--from-index" in done.output
+
+
 def test_what_is_interrupted_before_it_began_is_closed() -> None:
     async def work() -> int:
         return 0

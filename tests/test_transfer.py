@@ -254,6 +254,36 @@ async def test_a_stopped_import_goes_on_and_a_cut_off_file_is_told(
         await reindexing.import_from(world.cluster, foreign, collection=None, embedder=world.embedder)
 
 
+async def test_a_stopped_import_is_gone_on_with_in_its_own_way_only(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With new versions everything is written, also what an import that lets newer ones win has passed by."""
+    await fill(world)
+    monkeypatch.setattr(reindexing, "IMPORT_BATCH", 10)
+    file = tmp_path / "out.jsonl"
+    count = await reindexing.export_to(world.cluster, world.name, file)
+    ids = [json.loads(line)["id"] for line in list(read_lines(file))[1:-1]]
+    await world.upsert(*({"id": id_, "text": "newer"} for id_ in ids[:30]))
+
+    def stop(progress: Any) -> None:
+        if progress.done >= 30:
+            raise KeyboardInterrupt
+
+    async def load(**given: Any) -> transfer.Tally:
+        return await reindexing.import_from(
+            world.cluster, file, collection=None, embedder=world.embedder, **given
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        await load(report=stop)
+    with pytest.raises(KeyboardInterrupt):
+        await load(report=stop, new_versions=True)
+    tally = await load(new_versions=True)
+    assert (tally.stored, tally.newer) == (count - 30, 30)
+    found = await world.dump()
+    assert [id_ for id_ in ids if found[id_][1]["text"] == "newer"] == []
+
+
 async def test_an_import_lets_newer_documents_win_and_embeds_for_another_model(
     world: World, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
