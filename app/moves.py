@@ -1,8 +1,10 @@
 """How a collection changes its index: where its aliases lead, the fence, the swap, and what is written down of it.
 
 Every decision is one atomic `_aliases` call that removes something with `must_exist`, so of two who decide at the same
-time one wins and the other hears so, however slow or stale either of them is. The document in the state index holds
-progress only. Copies nothing and knows no document.
+time one wins and the other hears so, however slow or stale either of them is. That holds for deleting an index too: it
+takes the newest write alias away and gives it back in the same step, so it happens only while the generation is the one
+that was looked at. Whoever fences, swaps or permits filling makes a generation of its own, and so outdates what others
+have seen. The document in the state index holds progress only. Copies nothing and knows no document.
 
 A **fence** keeps writers out of an index for a moment. From generation N its write alias `…-w-N-a` is exchanged for
 `…-w-(N+1)-b`: a generation that has a `b` and no `a`, which nobody writes to. Then the index is blocked for writes;
@@ -23,14 +25,14 @@ from typing import Any, Final, Literal, Self
 from app import names
 from app.copying import patiently
 from app.elastic import Cluster
-from app.errors import ClusterUnavailable, Conflict, HalflifeError, NotFound, Unavailable
+from app.errors import ClusterUnavailable, Conflict, HalflifeError, NotFound
 from app.times import format_instant
-from app.turns import STATE_INDEX, ensure_state_index
+from app.turns import STATE_INDEX, Kind, ensure_state_index, state_id
 
 Json = dict[str, Any]
-Phase = Literal["copying", "swapped", "returning", "finished", "aborted", "rolled-back"]
+Phase = Literal["copying", "swapped", "finishing", "returning", "finished", "aborted", "rolled-back"]
 
-UNDER_WAY: Final[frozenset[Phase]] = frozenset({"copying", "swapped", "returning"})
+UNDER_WAY: Final[frozenset[Phase]] = frozenset({"copying", "swapped", "finishing", "returning"})
 """While a collection's reindex is in one of these, an index other than the live one matters."""
 
 FENCE_TIMEOUT_S: Final = 8.0
@@ -62,6 +64,11 @@ class Standing:
     fenced: str | None
     filling: str | None
     """The index that is being filled."""
+
+    @property
+    def in_use(self) -> frozenset[str | None]:
+        """The indices that are read, written or fenced."""
+        return frozenset({self.live, self.written, self.fenced})
 
 
 async def standing(cluster: Cluster, collection: str) -> Standing:
@@ -155,10 +162,40 @@ async def give_up_filling(cluster: Cluster, collection: str, index: str) -> bool
     return True
 
 
-async def permit_filling(cluster: Cluster, collection: str, index: str) -> None:
-    """Let a copier fill an index that is there already."""
-    await cluster.clear_write_block(index)
-    await cluster.update_aliases([{"add": {"index": index, "alias": copy_alias(collection)}}])
+async def permit_filling(cluster: Cluster, collection: str, index: str, *, seen: Standing) -> None:
+    """Let a copier fill an index that is there already; the collection's writers go on in a generation of their own.
+
+    Raises NotFound, and permits nothing, if the aliases have changed since `seen`, or if that index is gone: its deletion
+    was decided first. In the new generation nobody deletes it who looked before.
+    """
+    assert seen.written is not None
+    await cluster.update_aliases(
+        [
+            _remove(seen.written, names.write_alias(collection, seen.generation, "a")),
+            {
+                "add": {
+                    "index": seen.written,
+                    "alias": names.write_alias(collection, seen.generation + 1, "a"),
+                }
+            },
+            {"add": {"index": index, "alias": copy_alias(collection)}},
+        ]
+    )
+
+
+async def discard(cluster: Cluster, collection: str, index: str, *, seen: Standing) -> None:
+    """Delete an index that is not in use, if the aliases are as they were `seen`, in one step.
+
+    Raises NotFound, and deletes nothing, if they have changed since, or if the index is gone.
+    """
+    assert index not in seen.in_use
+    actions: list[Json] = [{"remove_index": {"index": index}}]
+    holder = seen.written or seen.fenced
+    if holder is not None:
+        # Without a write alias there is nothing that a swap could begin with either.
+        alias = names.write_alias(collection, seen.generation, "a" if seen.written is not None else "b")
+        actions += [_remove(holder, alias), {"add": {"index": holder, "alias": alias}}]
+    await cluster.update_aliases(actions)
 
 
 def _remove(index: str, alias: str) -> Json:
@@ -200,10 +237,9 @@ class State:
         """Tell whether an index other than the live one still matters."""
         return self.phase in UNDER_WAY
 
-
-def state_id(collection: str, kind: str = "reindex") -> str:
-    """Return the id of the document that holds a collection's state."""
-    return f"{kind}:{collection}"
+    def concerns(self, found: Standing) -> bool:
+        """Tell whether it is of the collection as it stands, not of one of that name that was deleted since."""
+        return found.live in (self.source, self.target)
 
 
 class Taken(Conflict):
@@ -232,7 +268,7 @@ class Ledger:
         owner: str,
         now: Callable[[], datetime],
         budget_s: float = 60.0,
-        kind: str = "reindex",
+        kind: Kind = "reindex",
     ) -> None:
         """`owner` is a name that no other process uses; `kind` tells several things of a collection apart."""
         self._cluster = cluster
@@ -300,18 +336,22 @@ class Ledger:
             self._state = replace(self.state, **changes, updated_at=format_instant(self._now()))
             await patiently(self._save, budget_s=self._budget_s)
 
-    async def _save(self) -> None:
+    async def _put(self, state: State) -> None:
+        """Write it over what was read last. Raises Conflict if something else is there by now."""
         body = {
             "kind": self._kind,
             "collection": self._collection,
-            "phase": self.state.phase,
-            "updated_at": self.state.updated_at,
-            "state": asdict(self.state),
+            "phase": state.phase,
+            "updated_at": state.updated_at,
+            "state": asdict(state),
         }
+        self._place = await self._cluster.put_document(
+            STATE_INDEX, self._id, body, create=self._place is None, if_match=self._place
+        )
+
+    async def _save(self) -> None:
         try:
-            self._place = await self._cluster.put_document(
-                STATE_INDEX, self._id, body, create=self._place is None, if_match=self._place
-            )
+            await self._put(self.state)
         except Conflict as error:
             found, place = await self._load()
             if found is None or found.owner != self.state.owner:
@@ -325,13 +365,25 @@ class Ledger:
             self._state = replace(self.state, pause=found.pause)
             raise ClusterUnavailable("the reindex' state changed meanwhile") from error
 
-    async def ask_to_pause(self) -> None:
-        """Ask whoever works on it to stop."""
+    async def ask_to_pause(self) -> State | None:
+        """Ask whoever works on it to stop, and return what is written down then; None if nothing is.
+
+        Changes nothing but the wish: whatever the owner writes meanwhile is read again and stays.
+        """
         async with self._lock:
-            await self.load()
-            if self._state is not None:
-                self._state = replace(self._state, pause=True)
-                await patiently(self._save, budget_s=self._budget_s)
+            await patiently(self._ask_to_pause, budget_s=self._budget_s)
+            return self._state
+
+    async def _ask_to_pause(self) -> None:
+        self._state, self._place = await self._load()
+        if self._state is None or not self._state.under_way or self._state.pause:
+            return
+        asked = replace(self._state, pause=True)
+        try:
+            await self._put(asked)
+        except Conflict as error:
+            raise ClusterUnavailable("the reindex' state changed meanwhile") from error
+        self._state = asked
 
     def check(self) -> None:
         """Raise Taken if it is no longer ours, Paused if a pause was asked for."""
@@ -364,7 +416,8 @@ class Ledger:
                     await self.save()
                 except Taken:
                     return
-                except Unavailable:
+                except HalflifeError:
+                    # A full disk, say. It may pass; what is worked on ends by its own errors.
                     continue
 
         task = asyncio.get_running_loop().create_task(beat(), name="heartbeat")
@@ -372,5 +425,5 @@ class Ledger:
             yield self
         finally:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            # However the heartbeat ended, it must not stand in for what became of the work.
+            await asyncio.gather(task, return_exceptions=True)

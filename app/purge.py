@@ -4,6 +4,7 @@ A tombstone keeps a late repeat of an older write from bringing its document bac
 any client tries again. Refuses to run while a reindex is under way: the old index would keep what the new one lost.
 """
 
+import contextlib
 import secrets
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -13,7 +14,7 @@ from typing import Any, Final
 from app import fields, moves
 from app.copying import patiently
 from app.elastic import Cluster
-from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
+from app.errors import ClusterUnavailable, Conflict, HalflifeError, InvalidRequest, NotFound
 from app.moves import Ledger, State
 from app.times import format_instant
 
@@ -59,9 +60,24 @@ class Purger:
             budget_s=self._patience_s,
         )  # fmt: skip
         if (found := await ledger.load()) is not None and found.under_way and not await ledger.silent():
-            raise Conflict(f"tombstones of `{self._name}` are being purged already")
+            raise Conflict(
+                f"tombstones of `{self._name}` are being purged already",
+                remedy="wait until that is over, and run it again if some are left",
+            )
         # Written before it looks: a reindex that begins at the same time does so too, and then looks for this one.
         await ledger.begin(State(self._name, "copying", ledger.owner, index, "", started_at=ledger.stamp()))
+        try:
+            async with ledger.heartbeat():
+                purged = await self._purge(ledger, index, query)
+        except BaseException:
+            # What went wrong is told, not that this could not be noted either.
+            with contextlib.suppress(HalflifeError):
+                await ledger.save(phase="finished")
+            raise
+        await ledger.save(phase="finished")
+        return purged
+
+    async def _purge(self, ledger: Ledger, index: str, query: dict[str, Any]) -> int:
         purged = 0
         # Else the cluster refuses, for a minute, to write these ids anew under lower versions. Nobody needs that
         # memory: a late repeat of an older write is what the tombstones' age rules out.
@@ -70,39 +86,35 @@ class Purger:
             budget_s=self._patience_s,
             cluster=self._cluster,
         )
-        try:
-            async with ledger.heartbeat():
-                while True:
-                    await self._refuse_while_moving(index)
-                    ledger.check()
-                    await patiently(
-                        lambda: self._cluster.refresh(index), budget_s=self._patience_s, cluster=self._cluster
-                    )
-                    hits = await patiently(
-                        lambda: self._page(index, query), budget_s=self._patience_s, cluster=self._cluster
-                    )
-                    if not hits:
-                        return purged
-                    outcomes = await patiently(
-                        partial(
-                            self._cluster.erase,
-                            index,
-                            [(hit["_id"], hit["_seq_no"], hit["_primary_term"]) for hit in hits],
-                        ),
-                        budget_s=self._patience_s,
-                        cluster=self._cluster,
-                    )
-                    gone = sum(outcome.fate == "applied" for outcome in outcomes)
-                    for outcome in outcomes:
-                        # A conflict: it is no longer that tombstone, so it is not ours to purge.
-                        if outcome.fate not in ("applied", "superseded"):
-                            error = outcome.error("purging tombstones")
-                            assert error is not None
-                            raise error
-                    purged += gone
-                    self._report(purged)
-        finally:
-            await ledger.save(phase="finished")
+        while True:
+            await self._refuse_while_moving(index)
+            ledger.check()
+            await patiently(
+                lambda: self._cluster.refresh(index), budget_s=self._patience_s, cluster=self._cluster
+            )
+            hits = await patiently(
+                lambda: self._page(index, query), budget_s=self._patience_s, cluster=self._cluster
+            )
+            if not hits:
+                return purged
+            outcomes = await patiently(
+                partial(
+                    self._cluster.erase,
+                    index,
+                    [(hit["_id"], hit["_seq_no"], hit["_primary_term"]) for hit in hits],
+                ),
+                budget_s=self._patience_s,
+                cluster=self._cluster,
+            )
+            gone = sum(outcome.fate == "applied" for outcome in outcomes)
+            for outcome in outcomes:
+                # A conflict: it is no longer that tombstone, so it is not ours to purge.
+                if outcome.fate not in ("applied", "superseded"):
+                    error = outcome.error("purging tombstones")
+                    assert error is not None
+                    raise error
+            purged += gone
+            self._report(purged)
 
     async def _refuse_while_moving(self, index: str) -> None:
         reindex = await Ledger(

@@ -23,6 +23,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -37,12 +38,13 @@ from app.encoding import encode
 from app.errors import (
     ClusterUnavailable,
     Conflict,
+    HalflifeError,
     InvalidRequest,
     NotFound,
     SchemaMismatch,
     Unavailable,
 )
-from app.moves import Ledger, Standing, State, Taken
+from app.moves import Ledger, Phase, Standing, State, Taken
 from app.turns import Turn
 from app.writes import DocumentEmbedder
 
@@ -232,8 +234,11 @@ class Reindexer:
         )
 
     async def status(self) -> tuple[State | None, Standing]:
-        """Return what is written down of the last reindex, and where the aliases lead."""
-        return await self._ledger().load(), await self._look()
+        """Return what is written down of the last reindex, and where the aliases lead.
+
+        What is left of an earlier collection of that name, which was deleted, counts as nothing.
+        """
+        return await self._loaded(self._ledger())
 
     async def trial(self, changes: Changes, limit: int) -> dict[str, str]:
         """Copy the first `limit` documents into a new index and delete that again; return what it refused, and why.
@@ -266,9 +271,12 @@ class Reindexer:
                     await self._pace(len(part))
                     if done >= limit:
                         break
-        finally:
+        except BaseException:
             # A Ctrl-C must not leave it; one that a kill leaves is removed by the next reindex.
-            await asyncio.shield(asyncio.ensure_future(self._again(lambda: self._delete(made.target))))
+            with contextlib.suppress(HalflifeError):
+                await asyncio.shield(asyncio.ensure_future(self._delete(made.target)))
+            raise
+        await asyncio.shield(asyncio.ensure_future(self._delete(made.target)))
         return dict(self._failures)
 
     # --- doing it
@@ -281,10 +289,8 @@ class Reindexer:
         Taken and moves.Paused at another process' word; then everything so far is kept.
         """
         ledger = self._ledger()
-        state = await ledger.load()
         standing = await self._standing()
-        if state is not None and state.under_way and standing.live not in (state.source, state.target):
-            state = None  # the collection was deleted and made again since
+        state, _ = await self._loaded(ledger)
         if state is not None and state.phase == "copying":
             if changes is not None and asdict(await self._goal_now(state, changes)) != state.wanted:
                 raise InvalidRequest(
@@ -294,16 +300,19 @@ class Reindexer:
             await self._make_sure_of_silence(ledger)
             await ledger.take()
         elif state is not None and state.under_way:
-            swapped = state.phase == "swapped"
+            returning = state.phase == "returning"
             raise Conflict(
-                f"`{self._name}` was {'reindexed' if swapped else 'being rolled back'} and its other index is still there",
-                remedy="end it with --finish, or undo it with --rollback",
+                f"`{self._name}` was {'being rolled back' if returning else 'reindexed'} and its other index is still there",
+                remedy=_ROLLING_BACK if returning else "end it with --finish, or undo it with --rollback",
             )
         elif changes is None:
-            raise NotFound(f"no reindex of `{self._name}` is under way")
+            raise NotFound(
+                f"no reindex of `{self._name}` is under way",
+                remedy=f"begin one: `halflife reindex {self._name}` with what is to change",
+            )
         else:
             await self._begin(ledger, standing, changes)
-        async with ledger.heartbeat():
+        async with self._working(ledger):
             await self._move(ledger, allow_missing)
         return Outcome(ledger.state, dict(self._failures))
 
@@ -314,8 +323,8 @@ class Reindexer:
             # Left by one that was aborted while it was being made: only an index of ours carries that alias.
             left = standing.filling
             await self._again(lambda: moves.give_up_filling(self._cluster, self._name, left))
-            if names.collection_of(left) == self._name and left != standing.live:
-                await self._again(lambda: self._delete(left))
+            if names.collection_of(left) == self._name and left not in standing.in_use:
+                await self._delete(left, kept=source.index)
         await ledger.begin(
             State(
                 collection=self._name,
@@ -345,6 +354,9 @@ class Reindexer:
             await self._first_copy(ledger, lane)
             await self._restore_settings(state.target, goal, like=state.source)
             await self._turn(ledger, lane, allow_missing)
+        elif not await self._is_there(state.source):
+            await ledger.save(phase="finished")  # somebody has deleted it
+            return
         else:
             lane = await self._lane(state.source, state.target, rechunk=goal.rechunk)
         await self._sweep(ledger, lane)
@@ -353,41 +365,51 @@ class Reindexer:
     async def roll_back(self) -> Outcome:
         """Bring what was written since the swap back into the old index, make that live again, delete the new one.
 
-        May be called again after it was interrupted. Raises Conflict if there is nothing to roll back.
+        May be called again after it was interrupted. Raises Conflict if there is nothing to roll back, or nothing to go
+        back to.
         """
         ledger = self._ledger()
-        state = await ledger.load()
-        if state is None or state.phase not in ("swapped", "returning"):
+        state, _ = await self._loaded(ledger)
+        if state is None or state.phase not in ("swapped", "finishing", "returning"):
             raise Conflict(
                 f"`{self._name}` has no reindex to roll back",
                 remedy="one that has not been swapped is ended with --abort; one that was finished can't be undone",
             )
-        if state.phase == "returning":
+        if state.phase != "swapped":
             await self._make_sure_of_silence(ledger)
         await ledger.take(phase="returning")
-        async with ledger.heartbeat():
-            standing = await self._look()
-            back = await self._lane(state.target, state.source, rechunk=False)
-            if standing.live == state.target:
-                if standing.fenced == state.target:
-                    await self._lift(standing.generation, state.target)
-                await self._again(lambda: moves.permit_filling(self._cluster, self._name, state.source))
+        async with self._working(ledger):
+            if (await self._look()).live == state.target:
+                await self._permit(ledger, state.source, live=state.target)
+                back = await self._lane(state.target, state.source, rechunk=False)
                 await self._turn(ledger, back, 0)
-            await self._sweep(ledger, back)
-            await self._drop(ledger, back)
+            # It is gone where an earlier try was ended after the deletion.
+            if await self._is_there(state.target):
+                back = await self._lane(state.target, state.source, rechunk=False)
+                await self._sweep(ledger, back)
+                await self._drop(ledger, back)
             await ledger.save(phase="rolled-back")
         return Outcome(ledger.state, dict(self._failures))
 
     async def finish(self) -> State:
-        """Delete the old index, having made sure once more that nothing in it is ahead. Raises Conflict if there is none."""
+        """Delete the old index, having made sure once more that nothing in it is ahead. Raises Conflict if there is none.
+
+        May be called again after it was interrupted, and where somebody has deleted that index.
+        """
         ledger = self._ledger()
-        state = await ledger.load()
-        if state is None or state.phase != "swapped":
-            raise Conflict(f"`{self._name}` has no reindex that waits to be finished", remedy="see --status")
-        await ledger.take()
-        async with ledger.heartbeat():
-            lane = await self._lane(state.source, state.target, rechunk=bool(state.wanted.get("rechunk")))
-            await self._drop(ledger, lane)
+        state, _ = await self._loaded(ledger)
+        if state is None or state.phase not in ("swapped", "finishing"):
+            raise Conflict(
+                f"`{self._name}` has no reindex that waits to be finished",
+                remedy=_ROLLING_BACK if state is not None and state.phase == "returning" else "see --status",
+            )
+        if state.phase == "finishing":
+            await self._make_sure_of_silence(ledger)
+        await ledger.take(phase="finishing")
+        async with self._working(ledger):
+            if await self._is_there(state.source):
+                lane = await self._lane(state.source, state.target, rechunk=bool(state.wanted.get("rechunk")))
+                await self._drop(ledger, lane)
             await ledger.save(phase="finished")
         return ledger.state
 
@@ -398,41 +420,45 @@ class Reindexer:
         nothing to abort, or if the swap was quicker.
         """
         ledger = self._ledger()
-        state = await ledger.load()
+        state, _ = await self._loaded(ledger)
         if state is None or state.phase not in ("copying", "returning"):
             raise Conflict(
                 f"`{self._name}` has no reindex to abort",
                 remedy="one that has been swapped is undone with --rollback",
             )
         await ledger.take()
-        filled, kept = (
-            (state.target, state.source) if state.phase == "copying" else (state.source, state.target)
-        )
+        copying_ = state.phase == "copying"
+        filled, kept = (state.target, state.source) if copying_ else (state.source, state.target)
         await self._again(lambda: moves.give_up_filling(self._cluster, self._name, filled))
         standing = await self._look()
         if standing.live == filled:
             raise Conflict(
                 f"`{self._name}` has been swapped already",
-                remedy="run the same command again to bring it to its end, then use --rollback",
+                remedy="run the same command again to bring it to its end, then use --rollback"
+                if copying_
+                else "run --rollback again to bring it to its end",
             )
         if standing.fenced == kept:
             await self._lift(standing.generation, kept)
-        if state.phase == "returning":
-            await self._again(lambda: self._cluster.add_write_block(filled))
+        if copying_:
+            await self._delete(filled, kept=kept)
+            await ledger.save(phase="aborted")
+        elif await self._is_there(filled):
+            await self._set_aside(ledger, filled)
             await ledger.save(phase="swapped")
-            return ledger.state
-        await self._again(lambda: self._delete(filled))
-        await ledger.save(phase="aborted")
+        else:
+            await ledger.save(phase="finished")
         return ledger.state
 
     async def pause(self) -> State:
         """Ask whoever works on it to stop; running it again goes on. Raises Conflict if nothing is under way."""
         ledger = self._ledger()
-        state = await ledger.load()
-        if state is None or state.phase not in ("copying", "returning"):
+        state, _ = await self._loaded(ledger)
+        if state is not None and state.phase in _PAUSABLE:
+            state = await ledger.ask_to_pause()
+        if state is None or state.phase not in _PAUSABLE:
             raise Conflict(f"no reindex of `{self._name}` is under way", remedy="see --status")
-        await ledger.ask_to_pause()
-        return ledger.state
+        return state
 
     # --- the steps
 
@@ -634,9 +660,17 @@ class Reindexer:
             self._restored = now
 
     async def _let_in(self, source: str) -> None:
-        standing = await self._look()
-        if standing.fenced == source:
-            await self._lift(standing.generation, source)
+        """Give the source back to writers, unless it was swapped. Raises nothing: how the exchange ended is told instead.
+
+        Where this fails, the next exchange does it, or a writer.
+        """
+        with contextlib.suppress(HalflifeError):
+            standing = await self._look()
+            if standing.fenced == source:
+                await self._lift(standing.generation, source)
+            elif standing.written == source:
+                # The fence was lifted before its block arrived.
+                await self._again(lambda: self._cluster.clear_write_block(source))
 
     async def _check_in_fence(self, lane: Lane, allow_missing: int, spare: int) -> None:
         """Count documents and vectors of both, now that nobody writes; compare all pairs where they are few.
@@ -667,7 +701,8 @@ class Reindexer:
     async def _sweep(self, ledger: Ledger, lane: Lane) -> None:
         """Bring over what a straggler put into the source after the last look; the source stays blocked."""
         source = lane.source.index
-        await self._again(lambda: self._cluster.add_write_block(source))
+        await ledger.save()  # raises Taken where another has gone on from here, perhaps back to the source
+        await self._set_aside(ledger, source)
         for pause_s in (0.2, 0.5, 1.0, 2.0, 4.0):
             standing = await self._look()
             if standing.live != lane.target.index:
@@ -685,20 +720,108 @@ class Reindexer:
             "looking for stragglers: the new index takes no writes", remedy="run the same command again"
         )
 
+    async def _set_aside(self, ledger: Ledger, index: str) -> None:
+        """Block an index that is no longer in use. Raises Taken, and leaves it open, where another has it in use again."""
+        if index not in (await self._look()).in_use:
+            await self._again(lambda: self._cluster.add_write_block(index))
+        seen = await self._look()
+        if index in seen.in_use:
+            if seen.written == index:
+                # A block has no conditions, so this one may have come late.
+                await self._again(lambda: self._cluster.clear_write_block(index))
+            ledger.check()
+            raise Taken(
+                f"{index} is in use: another process has swapped `{self._name}`", remedy="see --status"
+            )
+
+    async def _permit(self, ledger: Ledger, index: str, *, live: str) -> None:
+        """Let the index that was kept be filled again; raise Conflict, the reindex being finished, if it is gone."""
+        # In a turn, so that a fence which stands is nobody's any more.
+        async with turns.turn(self._cluster, self._name):
+            for _ in range(FENCES):
+                if not await self._is_there(index):
+                    await ledger.save(phase="finished")
+                    raise Conflict(
+                        f"{index}, which `{self._name}` was to go back to, is gone",
+                        remedy=f"the collection stays with {live}, and a new reindex may begin",
+                    )
+                standing = await self._look()
+                if standing.live != live:
+                    return
+                if standing.fenced == live:
+                    await self._lift(standing.generation, live)
+                    continue
+                if standing.written != live:
+                    raise Taken(f"`{self._name}` is no longer written to {live}", remedy="see --status")
+                with contextlib.suppress(NotFound):
+                    await self._again(partial(self._cluster.clear_write_block, index))
+                    if standing.filling == index:
+                        return
+                    await self._again(
+                        partial(moves.permit_filling, self._cluster, self._name, index, seen=standing)
+                    )
+                    return
+        raise _unsettled(self._name)
+
     async def _drop(self, ledger: Ledger, lane: Lane) -> None:
         """Delete the source of a finished move, having made sure that nothing in it is ahead of the live index."""
         source, target = lane.source.index, lane.target.index
-        if source not in await self._again(
-            lambda: self._cluster.resolve_index(names.index_pattern(self._name))
-        ):
-            return
         standing = await self._look()
-        if standing.live != target or source in (standing.written, standing.fenced):
+        if standing.live != target or source in standing.in_use:
             raise Mismatch(f"{source} is in use: the collection is read from {standing.live}")
-        via = names.write_alias(self._name, standing.generation, "a")
-        await self._compare(lane, via, ledger, target_moves=True)
+        for pause_s in (0.2, 0.5, 1.0, 2.0, 4.0):
+            via = names.write_alias(self._name, standing.generation, "a")
+            try:
+                await self._compare(lane, via, ledger, target_moves=True)
+            except Taken:
+                # Not another process, perhaps, but a new generation of the write alias.
+                ledger.check()
+                await asyncio.sleep(pause_s)
+                standing = await self._look()
+            else:
+                break
+        else:
+            raise _unsettled(self._name)
         self._refuse_missing(ledger.state.missing)
-        await self._again(lambda: self._delete(source))
+
+        async def still_ours() -> None:
+            await ledger.save()
+            ledger.check()
+
+        await self._delete(source, kept=target, sure=still_ours)
+
+    async def _delete(
+        self, index: str, *, kept: str | None = None, sure: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Delete an index that is not in use, by a decision that fails if the aliases change after the look.
+
+        `kept` must be live then, and `sure` not raise. Raises Taken if the index is in use or is to be used again.
+        """
+        for _ in range(FENCES):
+            seen = await self._look()
+            if (
+                index in seen.in_use
+                or (kept is not None and seen.live != kept)
+                or (sure is not None and seen.filling == index)
+            ):
+                raise Taken(
+                    f"{index} is not deleted: by now `{self._name}` is read from {seen.live}",
+                    remedy="another process has changed it: see --status",
+                )
+            if sure is not None:
+                await sure()
+            try:
+                await self._again(partial(moves.discard, self._cluster, self._name, index, seen=seen))
+            except NotFound:
+                # Gone by an earlier try whose answer was lost, or not deleted, since the aliases have changed.
+                if not await self._is_there(index):
+                    return
+            else:
+                return
+        raise _unsettled(self._name)
+
+    async def _is_there(self, index: str) -> bool:
+        return index in await self._again(lambda: self._cluster.resolve_index(index))
 
     async def _free_name(self) -> str:
         """Return a name for a new index that no index has."""
@@ -707,10 +830,6 @@ class Reindexer:
         while (name := names.index_name(self._name, moment)) in taken:
             moment += timedelta(seconds=1)
         return name
-
-    async def _delete(self, index: str) -> None:
-        with contextlib.suppress(NotFound):
-            await self._cluster.delete_indices([index])
 
     # --- comparing
 
@@ -972,6 +1091,22 @@ class Reindexer:
             self._cluster, self._name, owner=secrets.token_hex(8), now=self._now, budget_s=self._patience_s
         )
 
+    async def _loaded(self, ledger: Ledger) -> tuple[State | None, Standing]:
+        """Return what is written down, None if that was of another collection of this name, and the aliases."""
+        state = await ledger.load()
+        standing = await self._look()
+        return (state if state is not None and state.concerns(standing) else None), standing
+
+    @contextlib.asynccontextmanager
+    async def _working(self, ledger: Ledger) -> AsyncIterator[None]:
+        """Show others that this process works on it; where an index is gone that was needed, look who has it now."""
+        async with ledger.heartbeat():
+            try:
+                yield
+            except NotFound:
+                await ledger.save()  # raises Taken, which says more
+                raise
+
     async def _make_sure_of_silence(self, ledger: Ledger) -> None:
         if not await ledger.silent():
             raise Conflict(
@@ -1104,6 +1239,8 @@ class Reindexer:
 # --- pure parts ------------------------------------------------------------------------------------------------------
 
 _WANTED: Final = object()
+_PAUSABLE: Final[frozenset[Phase]] = frozenset({"copying", "finishing", "returning"})
+_ROLLING_BACK: Final = "run --rollback again to go on with it, or --abort to stay with the new index"
 _WITH_VECTORS: Final[Json] = {
     "nested": {"path": fields.CHUNKS, "query": {"exists": {"field": fields.EMBEDDING}}}
 }
@@ -1118,6 +1255,12 @@ def _shaped(source: Collection, goal: Goal, index: str) -> Collection:
 def _left_behind(state: State) -> int:
     """Return how many documents the old index may hold that the new one was allowed to lack."""
     return state.missing if state.phase == "returning" else 0
+
+
+def _unsettled(name: str) -> ClusterUnavailable:
+    return ClusterUnavailable(
+        f"the aliases of `{name}` keep changing", remedy="run the same command again", retry_after_s=1
+    )
 
 
 def _mismatch(source: str, target: str, ids: Sequence[str]) -> Mismatch:

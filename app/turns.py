@@ -13,7 +13,7 @@ import contextlib
 import random
 import secrets
 from collections.abc import AsyncIterator, Collection
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from app import names
 from app.elastic import Cluster
@@ -37,6 +37,10 @@ _STATE_BODY: Final[Json] = {
     },
 }
 
+Kind = Literal["turn", "reindex", "purge"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+"""What is noted of a collection, a document each."""
+
 HELD_S: Final = 20.0
 """How long a turn lasts at most: by then what was sent in it is done, or is not begun any more."""
 LEAST_S: Final = 1.0
@@ -46,6 +50,11 @@ LEFT_AFTER_S: Final = 25.0
 CALL_S: Final = 10.0
 """Longest wait for one look at the turn, or one move of it."""
 WAIT_S: Final = 35.0
+
+
+def state_id(collection: str, kind: Kind) -> str:
+    """Return the id of the document that holds what is noted of a collection."""
+    return f"{kind}:{collection}"
 
 
 class Turn:
@@ -119,10 +128,20 @@ async def turn(
 
 
 async def forget(cluster: Cluster, collection: str) -> None:
-    """Delete what is noted of the turns of a collection that is gone, unless one is under way."""
-    place, held_by = await _look(cluster, collection)
-    if place is not None and held_by is None:
-        await cluster.erase(STATE_INDEX, [(_id(collection), *place)])
+    """Delete what is noted of a collection that is gone, unless a turn is under way; whoever still writes it hears so."""
+    left = [state_id(collection, kind) for kind in KINDS]
+    for _ in range(5):
+        entries = await cluster.mget(STATE_INDEX, left, timeout_s=CALL_S)
+        there = [
+            (entry["_id"], entry["_seq_no"], entry["_primary_term"])
+            for entry in entries
+            if entry.get("found") and entry["_source"]["state"].get("holder") is None
+        ]
+        outcomes = await cluster.erase(STATE_INDEX, there)
+        # A heartbeat may have come in between.
+        left = [id_ for (id_, *_), outcome in zip(there, outcomes, strict=True) if outcome.fate != "applied"]
+        if not left:
+            return
 
 
 async def _give_back(cluster: Cluster, collection: str, place: Place | None, tries: Collection[str]) -> None:
@@ -139,7 +158,7 @@ async def _give_back(cluster: Cluster, collection: str, place: Place | None, tri
 
 async def _look(cluster: Cluster, collection: str) -> tuple[Place | None, str | None]:
     try:
-        [entry] = await cluster.mget(STATE_INDEX, [_id(collection)], timeout_s=CALL_S)
+        [entry] = await cluster.mget(STATE_INDEX, [state_id(collection, "turn")], timeout_s=CALL_S)
     except NotFound:
         await ensure_state_index(cluster)
         return None, None
@@ -156,12 +175,13 @@ async def _write(cluster: Cluster, collection: str, holder: str | None, place: P
         "state": {"holder": holder},
     }
     return await cluster.put_document(
-        STATE_INDEX, _id(collection), body, create=place is None, if_match=place, timeout_s=CALL_S
+        STATE_INDEX,
+        state_id(collection, "turn"),
+        body,
+        create=place is None,
+        if_match=place,
+        timeout_s=CALL_S,
     )
-
-
-def _id(collection: str) -> str:
-    return f"turn:{collection}"
 
 
 def _busy(collection: str, what: str) -> ClusterUnavailable:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from app import catalog, moves, names, observing, turns
+from app import catalog, names, observing, turns
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import ClusterUnavailable, HalflifeError, NotFound
@@ -259,7 +259,7 @@ class Watch:
         try:
             entries = await self._cluster.mget(
                 turns.STATE_INDEX,
-                [moves.state_id(name) for name in collections],
+                [turns.state_id(name, "reindex") for name in collections],
                 timeout_s=self._cluster.request_timeout_s,
             )
         except NotFound:
