@@ -194,6 +194,8 @@ def revoke(
 ) -> int:
     r"""Take a key out of the file: a running service refuses it from a second later on.
 
+    The file stays its owner's and its group's, also under sudo; the group can read it if it could before.
+
     \b
     Example:
       halflife keys revoke app --file keys.json
