@@ -265,6 +265,12 @@ def test_a_folder_of_one_node_grows_to_three(distribution: Distribution, tmp_pat
             with Elasticsearch(url) as client:
                 assert client.info()["cluster_uuid"] == uuid
                 assert client.get(index="papers", id="1")["_source"] == {"a": 1}
+        # All three vote now: the founder may be lost like any other, once what it holds lies elsewhere too.
+        cluster.wait_for(status="green", nodes=3)
+        cluster.nodes[0].kill()
+        cluster.wait_for(nodes=2)
+        cluster.nodes[0].start()
+        cluster.wait_for(nodes=3)
 
 
 # ---- what it leaves behind: nothing --------------------------------------------------------------------------------
