@@ -14,7 +14,7 @@ from app import queries
 from app.collection import Collection
 from app.elastic import Cluster
 from app.times import DAY_MS, parse_instant, to_ms
-from tests.searching import NOW_MS, drop_collection, make_collection
+from tests.searching import NOW_MS, Asker, StandIn, drop_collection, ids, make_collection
 
 AT = "2025-01-31T00:00:00.000Z"
 VECTOR = [1.0, 0.0, 0.0]
@@ -409,15 +409,16 @@ async def test_node_words(cluster: Cluster, corpus: Collection) -> None:
 async def test_node_a_phrase_with_a_word_twice(cluster: Cluster) -> None:
     given = [
         {"id": "apart", "text": "end to encryption", "embedding": [1, 0, 0]},
-        {"id": "phrase", "text": "end to end encryption", "embedding": [1, 0, 0]},
+        {"id": "phrase", "text": "its end to end encryption of mail", "embedding": [1, 0, 0]},
         {"id": "other", "text": "of keys", "embedding": [1, 0, 0]},
     ]
     collection = await make_collection(cluster, given, dims=3, shards=1)
-    for query in (
-        queries.text_query("end to end encryption"),
-        queries.chunk_text_query("end to end encryption", inner_hits=None),
-    ):
-        assert list(await found(cluster, collection, query)) == ["phrase", "apart"]
+    asker = Asker(cluster, collection, StandIn(dims=3))
+    for collapse in (True, False):
+        answer = await asker.ask(
+            "end to end encryption", routes=[{"kind": "text"}], decay="off", collapse=collapse
+        )
+        assert ids(answer) == ["phrase", "apart"]
     await drop_collection(cluster, collection)
 
 
