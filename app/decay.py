@@ -171,12 +171,20 @@ def functions(decay: ResolvedDecay, *, origin_ms: int) -> list[dict[str, Any]]:
     for field in times_of(decay.field):
         past = {"range": {field: {"lte": origin}}}
         future = {"range": {field: {"gt": origin}}}
-        has = past if field == fields.LAST_ACCESSED_AT else {"exists": {"field": field}}
+        has: dict[str, Any] = {"exists": {"field": field}}
+        later: list[dict[str, Any]] = [future]
+        if field == fields.LAST_ACCESSED_AT:
+            # It has not been read yet then; only what has no other date is aged by it all the same.
+            ahead: dict[str, Any] = {
+                "bool": {"filter": [future], "must_not": [{"exists": {"field": fields.CREATION_TIME}}]}
+            }
+            has = {"bool": {"should": [past, ahead]}}
+            later = [ahead]
         decaying = past if decay.future == "clamp" else has
         aging = {"bool": {"filter": [decaying], "must_not": [evergreen, *dated]}}
         groups += _aging(decay, field, origin_ms=origin_ms, aging=aging)
-        if decay.future == "clamp" and has is not past:
-            exempt.append({"bool": {"filter": [future], "must_not": list(dated)}} if dated else future)
+        if decay.future == "clamp":
+            exempt += [{"bool": {"filter": later, "must_not": list(dated)}}] if dated else later
         dated.append(has)
     return [
         *groups,
@@ -196,14 +204,13 @@ def times_of(field: str) -> tuple[str, ...]:
 def moment(field: str, date_of: Callable[[str], int | None], *, origin_ms: int) -> int | None:
     """Return the date by which a decay on `field` ages a document, None for an undated one.
 
-    `date_of` gives the document's own dates. A reading after the origin has not been yet: what is asked as of then
-    finds what it found then.
+    `date_of` gives the document's own dates. A reading after the origin has not been yet, so that what is asked as of then
+    finds what it found then; it counts where there is no other date.
     """
-    for name in times_of(field):
-        at = date_of(name)
-        if at is not None and (name != fields.LAST_ACCESSED_AT or at <= origin_ms):
-            return at
-    return None
+    dates = [at for at in map(date_of, times_of(field)) if at is not None]
+    if len(dates) > 1 and dates[0] > origin_ms:
+        return dates[1]
+    return dates[0] if dates else None
 
 
 def _aging(

@@ -332,13 +332,16 @@ def test_the_field_is_used_throughout() -> None:
 
 @pytest.mark.parametrize("future", ["clamp", "symmetric"])
 def test_a_reading_after_the_origin_has_not_been_yet(future: str) -> None:
-    read = {"range": {"last_accessed_at": {"lte": AT}}}
+    past = {"range": {"last_accessed_at": {"lte": AT}}}
+    ahead = {"bool": {"filter": [{"range": {"last_accessed_at": {"gt": AT}}}], "must_not": [DATED]}}
+    read = {"bool": {"should": [past, ahead]}}
     value = resolved(half_life="14d", field="last_accessed_at", missing=0.5, future=future)
     first, second, exempt, undated = decay.functions(value, origin_ms=ORIGIN)
-    assert first["filter"] == {"bool": {"filter": [read], "must_not": [EVERGREEN]}}
+    own = past if future == "clamp" else read
+    assert first["filter"] == {"bool": {"filter": [own], "must_not": [EVERGREEN]}}
     created = PAST if future == "clamp" else DATED
     assert second["filter"] == {"bool": {"filter": [created], "must_not": [EVERGREEN, read]}}
-    future_ones = [{"bool": {"filter": [FUTURE], "must_not": [read]}}] if future == "clamp" else []
+    future_ones = [ahead, {"bool": {"filter": [FUTURE], "must_not": [read]}}] if future == "clamp" else []
     assert exempt["filter"] == {"bool": {"should": [EVERGREEN, *future_ones]}}
     assert undated["filter"] == {"bool": {"must_not": [read, DATED, EVERGREEN]}}
 
@@ -349,7 +352,8 @@ def test_a_reading_after_the_origin_has_not_been_yet(future: str) -> None:
         ("last_accessed_at", {"last_accessed_at": ORIGIN, "creation_time": 1}, ORIGIN),
         ("last_accessed_at", {"last_accessed_at": ORIGIN + 1, "creation_time": 1}, 1),
         ("last_accessed_at", {"last_accessed_at": ORIGIN + 1, "creation_time": ORIGIN + 2}, ORIGIN + 2),
-        ("last_accessed_at", {"last_accessed_at": ORIGIN + 1}, None),
+        ("last_accessed_at", {"last_accessed_at": ORIGIN + 1}, ORIGIN + 1),
+        ("last_accessed_at", {}, None),
         ("last_accessed_at", {"creation_time": 1}, 1),
         ("creation_time", {"creation_time": ORIGIN + 1, "last_accessed_at": 1}, ORIGIN + 1),
         ("updated_at", {"updated_at": ORIGIN + 1, "creation_time": 1}, ORIGIN + 1),

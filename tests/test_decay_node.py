@@ -73,7 +73,9 @@ def closed(options: dict[str, Any], document: dict[str, Any], *, field: str = "c
         return 1.0
     floor = options["floor"]
     read = document.get(field)
-    if field == "last_accessed_at" and (read is None or to_ms(parse_instant(read)) > NOW_MS):
+    if field == "last_accessed_at" and (
+        read is None or (document.get("creation_time") and to_ms(parse_instant(read)) > NOW_MS)
+    ):
         field = "creation_time"  # not read yet: as old as it is
     if document.get(field) is None:
         missing = options.get("missing")

@@ -1120,7 +1120,7 @@ async def test_a_batch_answers_in_order_and_one_bad_query_spoils_only_itself(ask
         {"query": QUERY, "query_vector": [1.0, 2.0]},
         {"query": QUERY, "fusion": {"method": "additive"}},
         {"query": QUERY, "rerank": {}},
-        {"query": QUERY, "decay": {"rate": 1e-300}},
+        {"query": QUERY, "decay": {"rate": 9e7}, "routes": [{"kind": "text", "decay": {"kind": "linear"}}]},
     ]
     mixed = [good[0], bad[0], good[1], bad[1], bad[2], good[2], bad[3], good[3], bad[4]]
     answers = await asker.batch(*mixed)
@@ -1521,7 +1521,7 @@ async def test_query_text_bc35_long_queries_never_fail(asker: Asker, query: str)
         assert not answer.degraded, answer.warnings
         assert answer.routes["text"].status == answer.routes["vector"].status == "ok"
     cut = any("reads only the first 512" in warning for warning in (await asker.ask(query)).warnings)
-    assert cut == (query[:4] not in ("same", "xxxx", "กกกก"))
+    assert cut == (query[:4] not in ("same", "xxxx"))
 
 
 # --- explained -------------------------------------------------------------------------------------------------------
