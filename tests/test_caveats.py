@@ -16,7 +16,7 @@ from app.hints import MOST_LOOKUPS
 from app.planning import make_plan
 from app.ranking import Profile
 from app.times import format_instant, from_ms
-from tests.searching import DAY, NOW_MS, Asker, StandIn, drop_collection, ids, make_collection, write
+from tests.searching import DAY, NOW_MS, Asker, Lacking, StandIn, drop_collection, ids, make_collection, write
 
 pytestmark = [pytest.mark.node]
 
@@ -72,6 +72,19 @@ async def test_a_key_that_no_document_has_is_told_where_nothing_is_found(
     answer = await asker.ask(QUERY, filter=given)
     assert ids(answer) == ([] if "exists" not in str(given) else ["new", "old", "older"])
     assert answer.warnings == told
+
+
+async def test_a_failed_shard_tells_of_no_missing_key(cluster: Cluster, asker: Asker) -> None:
+    wanted = {"filter": {"tema": "a"}, "routes": [TEXT], "suggest": False}
+    assert any("`tema`" in warning for warning in (await asker.ask(QUERY, **wanted)).warnings)
+    lacking = Lacking(cluster, -1, larger_than=-1)
+    asker.doors = replace(asker.doors, cluster=cast(Cluster, lacking))
+    await asker.ask(QUERY, **wanted)
+    # The keys are what it asked for last; some may stand in documents of the shard that failed.
+    lacking.at = 2 * lacking.asked - 1
+    answer = await asker.ask(QUERY, **wanted)
+    assert not answer.degraded
+    assert answer.warnings == []
 
 
 async def test_a_routes_own_key_is_told_where_that_route_finds_nothing(asker: Asker) -> None:
