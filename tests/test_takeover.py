@@ -418,7 +418,7 @@ async def test_a_heartbeat_that_fails_goes_on_and_does_not_speak_for_the_work(
         await save(**changes)
 
     monkeypatch.setattr(ledger, "save", failing)
-    async with ledger.heartbeat():
+    async with ledger.heartbeat(), asyncio.timeout(60):
         await last.wait()
     assert beats == 4
     with pytest.raises(Killed):
