@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from app import fields
 from app.errors import InvalidRequest
-from app.ranking import STEEPEST_RAMP, STRENGTHS, Decay, DecayStrength, ResolvedDecay, too_steep
+from app.ranking import STRENGTHS, Decay, DecayStrength, ResolvedDecay, unfit
 from app.times import (
     DAY_MS,
     HOUR_MS,
@@ -51,22 +51,10 @@ def merge(base: Decay, override: DecayStrength | None, *, path: str = "routes.de
         for name in (*STRENGTHS, "decay"):
             kept.pop(name, None)
     merged = base.model_copy(update={**dict.fromkeys((*STRENGTHS, "decay")), **kept, **laid})
-    if merged.kind == "gauss" and (merged.rate is not None or merged.hourly_loss is not None):
-        raise InvalidRequest(
-            "the route's decay is gauss, but the request's strength is a constant rate, which gauss does not have",
-            field=f"{path}.kind",
-            remedy="give the route a `half_life` or a `scale` with `decay`",
-        )
-    if merged.kind == "linear" and merged.hourly_loss is not None:
-        raise InvalidRequest(
-            "the route's decay is linear, but the request's strength is `hourly_loss`, which compounds",
-            field=f"{path}.kind",
-            remedy="give the route a `rate`, a `half_life` or a `scale` with `decay`",
-        )
-    if merged.kind == "linear" and merged.rate is not None and merged.rate >= STEEPEST_RAMP:
-        wrong, remedy = too_steep(merged.rate)
-        named = "kind" if override.rate is None else "rate"
-        raise InvalidRequest(wrong, field=f"{path}.{named}", remedy=remedy)
+    fault = unfit(merged.kind, rate=merged.rate, hourly_loss=merged.hourly_loss)
+    if fault is not None:
+        own = "rate" if override.rate is not None and merged.kind == "linear" else "kind"
+        raise InvalidRequest(fault[0], field=f"{path}.{own}", remedy=fault[1])
     return merged
 
 

@@ -128,6 +128,23 @@ class DecayStrength(Value):
 STRENGTHS = ("half_life", "scale", "rate", "hourly_loss")
 
 
+def unfit(kind: DecayKind | None, *, rate: float | None, hourly_loss: float | None) -> tuple[str, str] | None:
+    """Return what is wrong with a route's kind of decay over this strength, and the remedy; None where they fit."""
+    if kind == "gauss" and (rate is not None or hourly_loss is not None):
+        return (
+            "the route's decay is gauss, but the request's strength is a constant rate, which gauss does not have",
+            "give the route a `half_life` or a `scale` with `decay`",
+        )
+    if kind == "linear" and hourly_loss is not None:
+        return (
+            "the route's decay is linear, but the request's strength is `hourly_loss`, which compounds",
+            "give the route a `rate`, a `half_life` or a `scale` with `decay`",
+        )
+    if kind == "linear" and rate is not None and rate >= STEEPEST_RAMP:
+        return too_steep(rate)
+    return None
+
+
 def too_steep(rate: float) -> tuple[str, str]:
     """Return what is wrong with a linear decay by this rate, and the remedy."""
     return (
@@ -441,6 +458,13 @@ class Profile(Value):
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         check_routes(self.routes, self.decay)
+        for at, route in enumerate(self.routes or []):
+            if isinstance(self.decay, Decay) and isinstance(route.decay, DecayStrength):
+                strength = route.decay if has_strength(route.decay) else self.decay
+                kind = route.decay.kind or self.decay.kind
+                fault = unfit(kind, rate=strength.rate, hourly_loss=strength.hourly_loss)
+                if fault is not None:
+                    raise invalid(f"`routes[{at}].decay` does not fit `decay`: {fault[0]}", fault[1])
         check_stages(self.rerank, self.mmr)
         if self.fold_superseded and self.decay not in (None, "auto"):
             raise invalid(

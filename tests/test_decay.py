@@ -118,6 +118,27 @@ def test_every_rate_that_is_read_is_a_decay(rate: float, kind: str) -> None:
         assert 0 <= at(value, 10**17) <= 1
 
 
+@pytest.mark.parametrize(
+    "base, override",
+    [
+        ({"rate": 0.1}, {"kind": "gauss"}),
+        ({"hourly_loss": 0.1}, {"kind": "linear"}),
+        ({"kind": "gauss", "half_life": "1d"}, {"rate": 0.1}),
+        ({"rate": 9e7}, {"kind": "linear"}),
+        ({"kind": "linear", "half_life": "1d"}, {"rate": 9e7}),
+    ],
+    ids=str,
+)
+def test_a_profile_whose_routes_do_not_fit_its_decay_is_refused(base: Any, override: Any) -> None:
+    routes = [{"kind": "text"}, {"kind": "vector", "decay": override}]
+    with pytest.raises(ValidationError, match=r"routes\[1\].decay"):
+        Profile.model_validate({"decay": base, "routes": routes})
+    assert Profile.model_validate({"decay": base, "routes": routes[:1]}).decay is not None
+    assert Profile.model_validate(
+        {"decay": {"half_life": "1d"}, "routes": [{"kind": "text", "decay": {"kind": "gauss"}}]}
+    )
+
+
 def test_a_profile_with_a_rate_that_no_scale_can_express_is_refused() -> None:
     for options in (
         {"decay": {"rate": 1e-30}},
