@@ -23,7 +23,7 @@ from app.api import (
     service_of,
     tag_of,
 )
-from app.collection import CollectionOptions
+from app.collection import Collection, CollectionOptions
 from app.drafts import Names
 from app.errors import Forbidden, InvalidRequest, NotFound
 from app.filters import compile_filter
@@ -284,14 +284,18 @@ async def list_documents(
         size, after, pit = held.top_k, (held.after or [None])[0], held.pit_id
     else:
         wanted = asked
-    kept = fence_of(request, target)
-    clauses = [
-        *(() if kept is None else kept.clauses),
-        *(compile_filter(wanted, declared=target.declared) if wanted else ()),
-    ]
+
+    def clauses_in(there: Collection) -> list[dict[str, Any]]:
+        kept = fence_of(request, there)
+        return [
+            *(() if kept is None else kept.clauses),
+            *(compile_filter(wanted, declared=there.declared) if wanted else ()),
+        ]
+
     page = await service.indexer.list_documents(
-        clauses,
+        clauses_in(target),
         collection=target,
+        clauses_in=clauses_in,
         size=size,
         after=after,
         pit=pit,

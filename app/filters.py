@@ -739,6 +739,11 @@ def _marks(condition: Condition, source: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def only_in(index: str) -> dict[str, Any]:
+    """Return the clause that holds in this index alone, and for nothing in any other."""
+    return {"term": {"_index": index}}
+
+
 def names_metadata(clauses: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether compiled clauses look at metadata, whose fields differ between a collection's indices."""
     text = _json(clauses)

@@ -17,6 +17,7 @@ import numpy as np
 from app import bulks, chunking, documents, fields, names, observing
 from app.answers import BulkResult, ItemResult, StoredDocument
 from app.bulks import Report, conflict, contended, failed, in_slices, in_waves
+from app.catalog import read_collection
 from app.chunking import Chunk, Chunking
 from app.collection import Collection
 from app.copying import measured_alike
@@ -29,6 +30,7 @@ from app.errors import (
     CursorExpired,
     Forbidden,
     HalflifeError,
+    NotFound,
     Unavailable,
 )
 from app.filters import Condition, confined, holds, marks, names_metadata
@@ -722,13 +724,10 @@ class Indexer:
                 pauses, until = 0, writer.deadline()
                 hits = answer["hits"]["hits"]
                 pit = answer.get("pit_id", pit)
-                if reads_values and any(hit["_index"] != collection.index for hit in hits):
+                if reads_values and await self._elsewhere(answer, pit, collection, SCAN_KEEP_ALIVE_S):
                     # The index now read may declare other keys: a clause on a field that it lacks holds for none,
                     # and negated for all.
-                    raise ClusterUnavailable(
-                        "the collection moved to another index while its documents were being matched",
-                        remedy="send the request again: what it has deleted stays deleted",
-                    )
+                    raise _moved("send the request again: what it has deleted stays deleted")
                 if hits:
                     yield hits
                     after = hits[-1]["sort"][0]
@@ -772,9 +771,12 @@ class Indexer:
         pit: str | None = None,
         keep_alive_s: float = SCAN_KEEP_ALIVE_S,
         owner: str | None = None,
+        clauses_in: Callable[[Collection], Sequence[Mapping[str, Any]]] | None = None,
     ) -> Page:
         """Return the matching documents in id order, all for no clauses, as of the first page's point in time.
 
+        That may be of another index than the collection's, which may declare other keys: `clauses_in` returns the
+        clauses as an index takes them.
         `owner`: who pages, of those who may not hold many of these.
         The next page takes `after` and `pit` of this one. Raises CursorExpired when the point in time is gone.
         """
@@ -783,6 +785,13 @@ class Indexer:
         more = {"_source": list(documents.STORED_FIELDS), "track_total_hits": True}
         try:
             answer = await self._page_of(pit, clauses, after, size, more, keep_alive_s)
+            if names_metadata(clauses):
+                there = await self._elsewhere(answer, pit, collection, keep_alive_s)
+                if there is not None:
+                    # A clause on a field that this index lacks holds for none, and negated for all.
+                    if clauses_in is None:
+                        raise _moved("list again without a cursor")
+                    answer = await self._page_of(pit, clauses_in(there), after, size, more, keep_alive_s)
         except BaseException as cause:
             if opened:
                 # Nobody has heard of it, or will: its caller may have hung up.
@@ -807,6 +816,22 @@ class Indexer:
             after=hits[-1]["sort"][0] if going_on else None,
             pit=pit if going_on else None,
         )
+
+    async def _elsewhere(
+        self, answer: Mapping[str, Any], pit: str, collection: Collection, keep_alive_s: float
+    ) -> Collection | None:
+        """Return the collection as the index that answered has it; None where that is the one which is known."""
+        hits = answer["hits"]["hits"]
+        if not hits:
+            looked = await self._page_of(pit, (), None, 1, {"_source": False}, keep_alive_s)
+            hits = looked["hits"]["hits"]
+        if not hits or (index := hits[0]["_index"]) == collection.index:
+            return None
+        try:
+            mapping = await self._cluster.get_mapping(index)
+        except NotFound as cause:
+            raise _moved("send the request again, without a cursor") from cause
+        return read_collection(collection.name, index, mapping[index])
 
     async def _open_pit(self, collection: Collection, keep_alive_s: float, owner: str | None = None) -> str:
         return await self._cluster.open_pit(
@@ -868,6 +893,14 @@ class Indexer:
                 retry_after_s=1,
                 **report.members(),
             ) from error
+
+
+def _moved(remedy: str) -> ClusterUnavailable:
+    return ClusterUnavailable(
+        "the collection moved to another index while its documents were being matched",
+        remedy=remedy,
+        retry_after_s=1,
+    )
 
 
 def _source_of(item: "_Upsert", target: Target) -> Source | HalflifeError:

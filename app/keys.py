@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from app.collection import Collection
 from app.errors import InvalidRequest
-from app.filters import AllOf, clauses, parse_filter
+from app.filters import AllOf, clauses, names_metadata, only_in, parse_filter
 from app.refusals import invalid
 from app.times import Instant, to_ms
 from app.values import Filter, Value
@@ -115,7 +115,10 @@ class Keyring:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A key's filter as one collection takes it: the clauses for the cluster, the condition for single documents."""
+    """A key's filter as one index of a collection takes it: the condition for single documents, the clauses for the cluster.
+
+    Clauses that look at metadata match nothing in any other index, however a request comes to it.
+    """
 
     condition: AllOf
     clauses: tuple[dict[str, Any], ...]
@@ -129,7 +132,11 @@ def fence(key: Key, collection: Collection) -> Fence | None:
     if key.filter is None:
         return None
     condition = parse_filter(key.filter, declared=collection.declared, path="the key's filter")
-    return Fence(condition, tuple(clauses(condition)))
+    made = clauses(condition)
+    if names_metadata(made):
+        # Read for what this index declares: in one that declares other keys "not" would hold for everything.
+        made.append(only_in(collection.index))
+    return Fence(condition, tuple(made))
 
 
 def parse_keys(text: str, *, where: str) -> list[Key]:

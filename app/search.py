@@ -23,6 +23,7 @@ from app.collection import Collection
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
+from app.filters import names_metadata
 from app.measuring import measure
 from app.planning import (
     Pinned,
@@ -323,7 +324,7 @@ async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -
     again. Returns the point in time that was opened.
     """
     opened = await _recall(live, doors=doors, caller=caller)
-    moved = await _moved(live, doors=doors, surely=bool(caller.forced))
+    moved = await _moved(live, doors=doors, caller=caller)
     if moved is None:
         return opened
     forced = caller.forced if caller.forced_in is None else caller.forced_in(moved)
@@ -355,14 +356,16 @@ async def _recall(live: list[Run], *, doors: Doors, caller: Caller) -> str | Non
     )
 
 
-async def _moved(live: list[Run], *, doors: Doors, surely: bool) -> Collection | None:
+async def _moved(live: list[Run], *, doors: Doors, caller: Caller) -> Collection | None:
     """Return what the collection really is, where the index that answered has another model or declares other keys.
 
-    `surely`: raise where that can't be told, rather than return None.
+    Raises where that can't be told of a caller with a filter; returns None of others.
     """
     if not live:
         return None
     planned = live[0].plan.collection
+    surely = bool(caller.forced)
+    await _locate(live, doors=doors, caller=caller)
     seen = {run.index for run in live} - {None, planned.index}
     if not seen and not any(run.degraded and run.index is None for run in live):
         return None
@@ -380,7 +383,30 @@ async def _moved(live: list[Run], *, doors: Doors, surely: bool) -> Collection |
         return None
     # A key that only one of the two declares lies in a field that the other lacks, where "not" holds for everything.
     same = (there.model, there.dims, there.declared) == (planned.model, planned.dims, planned.declared)
-    return None if same else there
+    # A key's filter on metadata holds in the index alone that it was read for.
+    bound = there.index != planned.index and names_metadata(caller.forced)
+    return None if same and not bound else there
+
+
+async def _locate(live: list[Run], *, doors: Doors, caller: Caller) -> None:
+    """Learn which index answered where nothing was found there: filters on metadata may have been read for another."""
+    unsure = [
+        run
+        for run in live
+        if run.index is None
+        and run.answers
+        and any(names_metadata(route.filters) for route in run.plan.routes)
+    ]
+    if not unsure or any(run.index is not None for run in live):
+        return
+    body = {"size": 1, "_source": False, "query": {"match_all": {}}, "track_total_hits": False}
+    [answer] = await ask_all([(unsure[0], body)], cluster=doors.cluster, request_id=caller.request_id)
+    if isinstance(answer, HalflifeError):
+        if caller.forced and not unsure[0].lost:
+            raise answer
+        return
+    for hit in answer["hits"]["hits"]:
+        unsure[0].index = hit["_index"]
 
 
 Found = dict[str, dict[str, Any]]

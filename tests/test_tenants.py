@@ -4,26 +4,33 @@ The keys `a` and `b` carry the forced filter {"tenant": "a"} and {"tenant": "b"}
 the byte whether or not the other's documents are there.
 """
 
+import asyncio
 import http.client
 import json
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from app.elastic import Cluster
 from app.keys import hash_of
+from app.reindex import Changes, Reindexer
 from app.settings import Settings
 from tests.fakes import EmbeddingServer
 from tests.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.node
 DIMS = 16
-TOKENS = {name: f"hlf_token-of-{name}" for name in ("root", "a", "b", "other", "reader", "writer", "misfit")}
+TOKENS = {
+    name: f"hlf_token-of-{name}"
+    for name in ("root", "a", "b", "other", "reader", "writer", "misfit", "public", "shown")
+}
 READ_WRITE = ["read", "write"]
 
 
@@ -45,6 +52,8 @@ def keys(shared: str, elsewhere: str) -> list[dict[str, Any]]:
         key("reader", ["read"], [shared]),
         key("writer", ["write"], [shared]),
         key("misfit", READ_WRITE, [shared], filter={"level": {"gte": 3}}),
+        key("public", READ_WRITE, [f"{shared}_moved"], filter={"not": {"visibility": "private"}}),
+        key("shown", READ_WRITE, [f"{shared}_moved"], filter={"visibility": "open"}),
     ]
 
 
@@ -709,3 +718,93 @@ def test_a_file_of_keys_is_read_again_while_the_service_runs(node_url: str, tmp_
             until(lambda: status("reader") == 200)
             assert (status("root"), status("other")) == (401, 401)
             assert running.client.get("/readyz").json()["status"] == "ready"
+
+
+# --- while a collection moves to an index that declares other keys ---------------------------------------------------
+
+
+@pytest.fixture
+def moved(service: Running, shared: str) -> Iterator[str]:
+    """A collection of public and private documents, nothing declared."""
+    name, root = f"{shared}_moved", as_key(service, "root")
+    assert root.put(f"/v1/collections/{name}", json={}).status_code == 200
+    given = [
+        {"id": f"{level}{at}", "text": f"quarterly figures {level}", "metadata": {"visibility": level}}
+        for level in ("open", "private")
+        for at in range(3)
+    ]
+    path = f"/v1/collections/{name}/documents"
+    assert root.post(path, json={"documents": given, "refresh": "true"}).json()["failed"] == 0
+    yield name
+    root.delete(f"/v1/collections/{name}", params={"confirm": name})
+
+
+def reindex(node_url: str, name: str, changes: Changes | None) -> None:
+    """Move the collection (back, for None) as an operator does, from a process of their own; the service's memory of it stays."""
+
+    async def run() -> None:
+        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
+        try:
+            mover = Reindexer(cluster, name, embedder=never, now=lambda: datetime.now(UTC))
+            await (mover.roll_back() if changes is None else mover.run(changes))
+        finally:
+            await cluster.close()
+
+    def never(collection: Any) -> Any:
+        return None  # nothing is embedded anew
+
+    asyncio.run(run())
+
+
+OPEN = ["open0", "open1", "open2"]
+
+
+@pytest.mark.parametrize("name", ["public", "shown"])
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_list_that_outlives_a_reindex_shows_the_keys_own(service, node_url, moved, name, remembered):
+    """The cursor leads to the index of its first page, which declares other keys than the collection does now."""
+    tenant, path = as_key(service, name), f"/v1/collections/{moved}/documents"
+    first = tenant.get(path, params={"size": 1}).json()
+    reindex(node_url, moved, Changes(declare={"visibility": "keyword"}))
+    if not remembered:
+        as_key(service, "root").get(f"/v1/collections/{moved}")  # looks at the cluster
+    listed, cursor = [each["id"] for each in first["documents"]], first["cursor"]
+    while cursor is not None:
+        answer = tenant.get(path, params={"cursor": cursor})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["total"] == 3
+        listed += [each["id"] for each in answer.json()["documents"]]
+        cursor = answer.json()["cursor"]
+    assert listed == OPEN
+    assert [each["id"] for each in tenant.get(path).json()["documents"]] == OPEN
+
+
+@pytest.mark.parametrize("name", ["public", "shown"])
+def test_a_stale_memory_of_what_is_declared_shows_the_keys_own(service, node_url, moved, name):
+    tenant, path = as_key(service, name), f"/v1/collections/{moved}/documents"
+    reindex(node_url, moved, Changes(declare={"visibility": "keyword"}))
+    as_key(service, "root").get(f"/v1/collections/{moved}")
+    question = {"collection": moved, "query": "quarterly figures", "routes": [{"kind": "text"}]}
+    assert len(ids(tenant.post("/v1/search", json=question))) == 3
+    reindex(node_url, moved, None)
+    assert [each["id"] for each in tenant.get(path).json()["documents"]] == OPEN
+    assert ids(tenant.post("/v1/search", json=question)) == set(OPEN)
+    told = tenant.post("/v1/why", json={**question, "query": "nothing of the kind", "id": "private0"}).json()
+    assert (told["exists"], told["title"]) == (False, None)
+    assert told["excluded_by"] == ["no such document in this collection"]
+    # Asked again, as of the index that answers.
+    told = tenant.post("/v1/why", json={**question, "query": "nothing of the kind", "id": "open0"}).json()
+    assert told["exists"] is True
+    asked = {**question, "query": "privato", "suggest": True}
+    assert "private" not in json.dumps(tenant.post("/v1/search", json=asked).json().get("suggestions"))
+
+
+@pytest.mark.parametrize("where", [{"visibility": "open"}, {"not": {"visibility": "private"}}])
+def test_a_search_that_finds_nothing_by_a_stale_filter_asks_again(service, node_url, moved, where):
+    root = as_key(service, "root")
+    reindex(node_url, moved, Changes(declare={"visibility": "keyword"}))
+    root.get(f"/v1/collections/{moved}")
+    question = {"collection": moved, "query": "quarterly figures", "filter": where}
+    assert ids(root.post("/v1/search", json=question)) == set(OPEN)
+    reindex(node_url, moved, None)
+    assert ids(root.post("/v1/search", json=question)) == set(OPEN)
