@@ -7,8 +7,8 @@ from pydantic import Field, model_serializer, model_validator
 from app import fields
 from app.ranking import Experiment, Profile, ProfileName
 from app.refusals import INTERVAL_PATTERN, KEY_PATTERN, invalid
-from app.times import Instant
-from app.values import WHOLE, ItemError, Text, Value
+from app.times import Instant, format_instant, parse_instant
+from app.values import MAX_KEYWORD_CHARS, WHOLE, ItemError, Text, Value
 
 DeclaredType = Literal["long", "double", "date", "keyword", "boolean"]
 FieldName = Annotated[str, Field(pattern=KEY_PATTERN)]
@@ -36,6 +36,54 @@ IF_REVISION: Final = (
 
 MOST_DECLARED = 200
 """Keys that a collection declares at most."""
+
+
+def typed_copy(value: Any, kind: DeclaredType) -> Any:
+    """Return one metadata value in the type that its key declares; raises ValueError rather than change its meaning."""
+    match kind:
+        case "date":
+            return format_instant(parse_instant(value))
+        case "boolean" if isinstance(value, bool):
+            return value
+        case "keyword" if isinstance(value, bool):
+            return "true" if value else "false"
+        case "keyword" if isinstance(value, int):
+            return _short(str(value))
+        case "keyword" if isinstance(value, str):
+            return _short(value)
+        case "long" | "double" if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"this is {_kind(value)}")
+        case "long":
+            if isinstance(value, float) and not value.is_integer():
+                raise ValueError("this is a fraction")
+            if not -(2**63) <= value < 2**63:
+                raise ValueError("this has more than 64 bits")
+            return int(value)
+        case "double":
+            try:
+                return float(value)
+            except OverflowError as cause:
+                raise ValueError("this is too large") from cause
+        case _:
+            raise ValueError(f"this is {_kind(value)}")
+
+
+def _short(value: str) -> str:
+    if len(value) > MAX_KEYWORD_CHARS:
+        raise ValueError(f"this has {len(value)} characters")
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {
+        str: "text",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        dict: "an object",
+        list: "a list",
+    }
+    return names.get(type(value), "something else")
 
 
 class CollectionOptions(Value):

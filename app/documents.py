@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from app import fields
 from app.answers import StoredDocument
-from app.collection import Collection, DeclaredType
+from app.collection import Collection, DeclaredType, typed_copy
 from app.errors import HalflifeError, InvalidRequest
 from app.refusals import explained
 from app.times import format_instant, parse_instant
@@ -210,7 +210,7 @@ def declared_values(metadata: Mapping[str, Any], declared: Mapping[str, Declared
             continue
         values = value if isinstance(value, list) else [value]
         try:
-            copies = [_typed(each, kind) for each in values if each is not None]
+            copies = [typed_copy(each, kind) for each in values if each is not None]
         except ValueError as cause:
             raise InvalidItem(
                 f"metadata.{name} is declared as {kind} in this collection: {cause}",
@@ -229,53 +229,6 @@ _WANTED: Final[dict[DeclaredType, str]] = {
     "keyword": f"text of at most {MAX_KEYWORD_CHARS} characters",
     "boolean": "true or false",
 }
-
-
-def _typed(value: Any, kind: DeclaredType) -> Any:
-    match kind:
-        case "date":
-            return format_instant(parse_instant(value))
-        case "boolean" if isinstance(value, bool):
-            return value
-        case "keyword" if isinstance(value, bool):
-            return "true" if value else "false"
-        case "keyword" if isinstance(value, int):
-            return _short(str(value))
-        case "keyword" if isinstance(value, str):
-            return _short(value)
-        case "long" | "double" if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"this is {_kind(value)}")
-        case "long":
-            if isinstance(value, float) and not value.is_integer():
-                raise ValueError("this is a fraction")
-            if not -(2**63) <= value < 2**63:
-                raise ValueError("this has more than 64 bits")
-            return int(value)
-        case "double":
-            try:
-                return float(value)
-            except OverflowError as cause:
-                raise ValueError("this is too large") from cause
-        case _:
-            raise ValueError(f"this is {_kind(value)}")
-
-
-def _short(value: str) -> str:
-    if len(value) > MAX_KEYWORD_CHARS:
-        raise ValueError(f"this has {len(value)} characters")
-    return value
-
-
-def _kind(value: Any) -> str:
-    names = {
-        str: "text",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        dict: "an object",
-        list: "a list",
-    }
-    return names.get(type(value), "something else")
 
 
 def _check_vector(vector: Sequence[float] | None, collection: Collection) -> None:

@@ -21,11 +21,12 @@ What a test means:
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from app import fields
-from app.collection import NOT_DECLARABLE, DeclaredType
+from app.collection import NOT_DECLARABLE, DeclaredType, typed_copy
 from app.errors import InvalidRequest, LimitExceeded
 from app.times import DAY_MS, format_instant, from_ms, is_day, parse_instant, to_ms
 from app.values import MAX_FILTER_DEPTH, MAX_FILTER_TERMS
@@ -770,13 +771,26 @@ def _values(field: Field, source: Mapping[str, Any]) -> list[Any]:
         if name.startswith(_DECLARED_PREFIX):
             key = name.removeprefix(_DECLARED_PREFIX)
             declared = source.get(fields.DECLARED) or {}
-            # A document written before the key was declared has no typed copy yet.
-            stored = declared[key] if key in declared else (source.get(fields.METADATA) or {}).get(key)
+            # One written before the key was declared has no typed copy yet, a tombstone and one on its way in have none.
+            stored = (
+                declared[key] if key in declared else _copies(field, source.get(fields.METADATA) or {}, key)
+            )
         else:
             stored = source.get(fields.TITLE if name == fields.TITLE_EXACT else name)
         for value in stored if isinstance(stored, list) else [stored]:
             found.extend(_as_indexed(field.kind, value))
     return found or ([] if field.absent is None else [field.absent])
+
+
+def _copies(field: Field, metadata: Mapping[str, Any], key: str) -> list[Any]:
+    """Return the typed copies that the document's values of a declared key get, without those of another type."""
+    given = metadata.get(key)
+    assert field.kind != "any"
+    made = []
+    for value in given if isinstance(given, list) else [given]:
+        with suppress(ValueError):
+            made.append(typed_copy(value, field.kind))
+    return made
 
 
 def _as_indexed(kind: Kind, value: Any) -> list[Any]:

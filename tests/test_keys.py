@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from app.collection import Collection
+from app.collection import Collection, DeclaredType
+from app.documents import declared_values
 from app.errors import InvalidRequest
 from app.filters import confined, holds, marks, parse_filter
 from app.keyfile import KeyFile
@@ -212,6 +213,40 @@ def test_a_document_lies_inside_with_all_of_its_values(name):
     given, source, some, whole = INSIDE[name]
     condition = parse_filter(given, declared=COLLECTION.declared)
     assert (holds(condition, source), confined(condition, source)) == (some, whole)
+
+
+@pytest.mark.parametrize(
+    "kind, value, given",
+    [
+        ("keyword", 5, {"k": "5"}),
+        ("keyword", [5, True], {"k": ["5", "true"]}),
+        ("keyword", "5", {"k": "5"}),
+        ("date", 1_769_817_600, {"k": "2026-01-31"}),
+        ("date", 1_769_817_600_000, {"k": {"gte": "2026-01-31"}}),
+        ("date", "2026-01-31T08:00:00+08:00", {"k": "2026-01-31"}),
+        ("long", 5.0, {"k": 5}),
+        ("double", 5, {"k": {"lt": 6}}),
+        ("boolean", True, {"k": True}),
+    ],
+)
+def test_a_value_counts_without_its_typed_copy_as_with_it(kind, value, given):
+    """What is taken because of the copy must be told to be the owner's by a tombstone too, which has none."""
+    condition = parse_filter(given, declared={"k": kind})
+    written = {"metadata": {"k": value}}
+    written["declared"] = declared_values(written["metadata"], {"k": kind})
+    assert holds(condition, written)
+    assert confined(condition, written)
+    assert confined(condition, {"metadata": {"k": value}})
+    assert marks(condition, written) == {"metadata": {"k": value}}
+
+
+def test_a_value_of_another_type_is_none_of_the_field():
+    odd: list[tuple[DeclaredType, Any]] = [
+        ("long", 10**400), ("double", 10**400), ("long", 1.5), ("date", 5), ("keyword", {})
+    ]  # fmt: skip
+    for kind, value in odd:
+        condition = parse_filter({"k": {"exists": True}}, declared={"k": kind})
+        assert not holds(condition, {"metadata": {"k": value}})
 
 
 # --- the file ------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.node
 DIMS = 16
 TOKENS = {
     name: f"hlf_token-of-{name}"
-    for name in ("root", "a", "b", "other", "reader", "writer", "misfit", "public", "shown")
+    for name in ("root", "a", "b", "other", "reader", "writer", "misfit", "public", "shown", "5", "6")
 }
 READ_WRITE = ["read", "write"]
 
@@ -53,6 +53,7 @@ def keys(shared: str, elsewhere: str) -> list[dict[str, Any]]:
         key("writer", ["write"], [shared]),
         key("misfit", READ_WRITE, [shared], filter={"level": {"gte": 3}}),
         key("public", READ_WRITE, [f"{shared}_moved"], filter={"not": {"visibility": "private"}}),
+        *(key(name, READ_WRITE, [f"{shared}_typed"], filter={"tenant": name}) for name in "56"),
         key("shown", READ_WRITE, [f"{shared}_moved"], filter={"visibility": "open"}),
     ]
 
@@ -718,6 +719,24 @@ def test_a_file_of_keys_is_read_again_while_the_service_runs(node_url: str, tmp_
             until(lambda: status("reader") == 200)
             assert (status("root"), status("other")) == (401, 401)
             assert running.client.get("/readyz").json()["status"] == "ready"
+
+
+@pytest.mark.parametrize("by", ["id", "filter"])
+def test_an_id_stays_its_owners_where_the_value_that_tells_it_was_a_number(service, shared, by):
+    name, root = f"{shared}_typed", as_key(service, "root")
+    assert root.put(f"/v1/collections/{name}", json={"declared": {"tenant": "keyword"}}).status_code == 200
+    try:
+        path, owner, other = f"/v1/collections/{name}/documents", as_key(service, "5"), as_key(service, "6")
+        mine = {"documents": [document("x", 5)], "refresh": "true"}
+        assert owner.post(path, json=mine).json()["items"][0]["status"] == "created"
+        assert owner.get(f"{path}/x").status_code == 200
+        given: dict[str, Any] = {"ids": ["x"]} if by == "id" else {"filter": {"id": "x"}}
+        assert owner.post(f"{path}/delete", json=given).json()["deleted"] == 1
+        [taken] = other.post(path, json={"documents": [document("x", 6)]}).json()["items"]
+        assert taken["status"] == "failed"
+        assert owner.post(path, json=mine).json()["items"][0]["status"] == "created"
+    finally:
+        root.delete(f"/v1/collections/{name}", params={"confirm": name})
 
 
 # --- while a collection moves to an index that declares other keys ---------------------------------------------------
