@@ -1,7 +1,11 @@
 """How texts are cut: offsets, boundaries, sizes, and the estimate of tokens."""
 
+import importlib
 import importlib.util
 import json
+import random
+import re
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app import chunking
 from app.chunking import (
     TITLE_CHARS,
     chunk_hash,
@@ -116,6 +121,52 @@ def test_a_text_without_sentences_is_cut_all_the_same(text: str) -> None:
     """Without the bound on runs the first takes half a minute, which the suite would show; no time is asserted."""
     chunks = check_offsets(text)
     assert max(estimate_tokens(chunk) for chunk in chunks) <= 400
+
+
+def test_no_pattern_looks_far_ahead_from_each_character() -> None:
+    """One that does takes time that grows with the square of the text, and `re` lets nothing else run meanwhile."""
+    parser: Any = importlib.import_module("re._parser")
+    patterns = [value for value in vars(chunking).values() if isinstance(value, re.Pattern)]
+    free = [pattern for pattern in patterns if not pattern.pattern.startswith("^")]
+    assert free
+    assert all(parser.parse(pattern.pattern).getwidth()[1] <= 2 for pattern in free)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(("a" * 3_999 + "\n") * 300, id="lines just shorter than a run"),
+        pytest.param("!" * 1_200_000, id="a sentence that Unicode sees no end of"),
+        pytest.param("# a\n" * 300_000, id="headings"),
+        pytest.param("a\n\n" * 400_000, id="paragraphs"),
+    ],
+)
+def test_a_long_text_comes_in_pieces_to_the_splitter(text: str) -> None:
+    """It looks at all that is left of a piece for each chunk; pieces end between lines where there are such."""
+    parts = chunking._parts(text)
+    assert "".join(part for _, part in parts) == text
+    assert [begin for begin, _ in parts] == [0, *accumulate(len(part) for _, part in parts)][:-1]
+    assert 5 < len(parts) < 20
+    assert all(len(part) <= 200_000 for _, part in parts)
+    assert "\n" not in text or all(part.endswith("\n") for _, part in parts)
+
+
+def test_runs_are_cut_where_they_were_since_a_changed_chunk_is_embedded_again() -> None:
+    """The pattern that says what a run is is right, and too slow for long texts."""
+    endless = re.compile(r"(?:(?!\.\s)[^\n。！？!?]){4000}")
+    drawn = random.Random(7)
+    ends = [". ", ".\n", "\n", ".", "。", "!?", "．", ".\u3000", "... ", ".x"]
+    for _ in range(5):
+        text = "".join(
+            drawn.choice(["a", "a b ", "日，"]) * drawn.randint(1, 2_100) + drawn.choice(ends)
+            for _ in range(12)
+        )
+        cuts = []
+        for match in endless.finditer(text):
+            window = match[0][3_000:]
+            space = max(window.rfind(" "), window.rfind("，"))
+            cuts.append(match.start() + 3_000 + space + 1 if space >= 0 else match.end())
+        assert [begin for begin, _ in chunking._parts(text)] == [0, *(cut for cut in cuts if cut < len(text))]
 
 
 @pytest.mark.parametrize(
