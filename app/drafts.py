@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from app.extracted import Extracted, Row
+from app.extracted import Extracted, Row, without_space_before_zone
 from app.filters import shown
 from app.times import format_instant, parse_instant
 from app.writing import Document
@@ -249,7 +249,7 @@ def _instant(name: str, value: Any) -> str:
     """Return the instant as the API takes it; ValueError names the field."""
     if isinstance(value, str):
         # `2024-01-02 10:00:00 +0800`, as front matters have it.
-        value = re.sub(r"\s+(?=(?:[+-]\d\d:?\d\d|Z)$)", "", value.strip())
+        value = without_space_before_zone(value)
         if not value:
             raise ValueError(f"`{name}` is blank")
     try:

@@ -266,7 +266,7 @@ def cut(text: str, max_tokens: int, chars_per_token: float = 5.0) -> str:
 
 
 _TOO_LONG = re.compile(
-    r"context[ _]length|too (?:long|large|many tokens)|max\w* \w* ?(?:length|tokens)|max_\w*(?:tokens|length|len)"
+    r"context[ _]length|too (?:long|large|many tokens)|max\w{0,20} \w{0,20} ?(?:length|tokens)|max_\w{0,40}(?:tokens|length|len)"
     r"|exceed|token limit|input length",
     re.IGNORECASE,
 )

@@ -100,6 +100,12 @@ def put_dates(fields: Json, warnings: list[str], born: Sequence[Any], changed: S
             warnings.append(f"its own date '{str(values[0])[:40]}' is none")
 
 
+def without_space_before_zone(text: str) -> str:
+    """Return `2024-01-02 10:00:00 +0800`, as front matters and pages have it, without the space before the offset."""
+    # The look behind: white space is looked at once, not again from each of its characters.
+    return re.sub(r"(?<!\s)\s+(?=(?:[+-]\d\d:?\d\d|Z)$)", "", text.strip())
+
+
 def moment_of(value: Any) -> datetime | None:
     """Return the instant that a document's own date means, in the forms that documents use; None if it is none.
 
@@ -109,7 +115,7 @@ def moment_of(value: Any) -> datetime | None:
         found = _instant(value)
     else:
         text = value.strip()
-        found = _instant(re.sub(r"\s+(?=(?:[+-]\d\d:?\d\d|Z)$)", "", text))
+        found = _instant(without_space_before_zone(text))
         if found is None and (
             match := re.fullmatch(r"(\d{4})(?:[-/.年](\d{1,2})(?:[-/.月](\d{1,2})日?|月)?|年)?", text)
         ):

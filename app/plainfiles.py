@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from app.decoding import decode
@@ -43,7 +44,7 @@ def csv_rows(stream: io.TextIOBase, *, tab: bool = False, most: int | None = Non
     header = [cell.strip() for cell in next(reader, [])]
     if not any(header):
         raise UnreadableFile("the table has no header", remedy="name the columns in its first line")
-    twice = {cell for cell in header if cell and header.count(cell) > 1}
+    twice = {cell for cell, times in Counter(header).items() if cell and times > 1}
     if twice:
         raise UnreadableFile(f"two columns are called '{min(twice)[:60]}'", remedy="give each its own name")
     number = 1
@@ -122,7 +123,7 @@ def parse_line(line: bytes) -> Json:
     return value
 
 
-_HEADING = re.compile(r"^\s{0,3}#{1,6}\s+(.+?)\s*#*\s*$")
+_HEADING = re.compile(r"^\s{0,3}#{1,6}\s+(\S.*)$")
 _UNDERLINE = re.compile(r"^\s{0,3}(=+|-{3,})\s*$")
 _KEY = re.compile(r"^([A-Za-z_][\w-]*)\s*:\s*(.*)$")
 
@@ -143,7 +144,9 @@ def split_front_matter(text: str) -> tuple[dict[str, str | list[str]], str]:
             front[last] = _scalar(match[2])
         elif last is not None and line.strip().startswith("- "):
             items = front[last]
-            front[last] = [*(items if isinstance(items, list) else []), _plain(line.strip()[2:])]
+            if not isinstance(items, list):
+                items = front[last] = []
+            items.append(_plain(line.strip()[2:]))
     return {name: value for name, value in front.items() if value}, "\n".join(lines[end + 1 :])
 
 
@@ -170,8 +173,8 @@ def first_heading(text: str) -> str | None:
         if line.lstrip().startswith(("```", "~~~")):
             fenced = not fenced
         elif not fenced:
-            if match := _HEADING.match(line):
-                return match[1]
+            if (match := _HEADING.match(line)) and (heading := match[1].rstrip().rstrip("#").rstrip()):
+                return heading
             if before.strip() and _UNDERLINE.match(line) and line.lstrip().startswith("="):
                 return before.strip()
         before = line

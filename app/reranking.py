@@ -62,7 +62,7 @@ WAITING: Final = 8
 """Calls that may wait, for each one that may be under way; more are told at once that it is too busy."""
 RETRIED: Final = frozenset({408, 409, 424, 425, 429, 500, 502, 503, 504, 529})
 _TOO_BIG = re.compile(
-    r"batch size|batch_size|too (?:long|large|many)|context[ _]length|exceed|max\w* \w* ?(?:length|tokens)",
+    r"batch size|batch_size|too (?:long|large|many)|context[ _]length|exceed|max\w{0,20} \w{0,20} ?(?:length|tokens)",
     re.IGNORECASE,
 )
 

@@ -46,7 +46,7 @@ _MEMBERS: Final = {
     "expansion": "`expansion`: up to 6 other words or phrases that documents about it are likely to use",
     "queries": "`queries`: exactly {count} other ways to ask for the same thing",
 }
-_FENCED = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?(.*?)```", re.DOTALL)
 
 
 class _Refused(Exception):

@@ -2,14 +2,18 @@
 
 import io
 import zipfile
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from app import extracting
+from app.drafts import Names, from_line
 from app.errors import UnreadableFile
 from app.extracted import Extracted, Limits, moment_of
 from app.extracting import extract
+from app.plainfiles import csv_rows, first_heading, split_front_matter
 from tests.papers import epub, pdf, word
 
 PAGE = """<!doctype html><html lang="zh-CN"><head><meta charset="utf-8"><title> 差旅
@@ -301,3 +305,43 @@ def test_what_crosses_a_pipe_is_what_was_read() -> None:
     for data, name in ((b"id,text\na,b\n", "a.csv"), (epub(), "a.epub")):
         found = extract(data, name=name)
         assert Extracted.from_json(found.to_json()) == found
+
+
+_GAP = "a" + " " * 300_000 + "b"
+
+
+@pytest.mark.parametrize(
+    "read, told",
+    [
+        pytest.param(lambda: moment_of(_GAP), None, id="a date of a page"),
+        pytest.param(lambda: first_heading("# a" + " " * 5_000 + "b #\n"), "a" + " " * 5_000 + "b", id="a heading"),
+        pytest.param(
+            lambda: len(split_front_matter("---\nx:\n" + "- a\n" * 300_000 + "---\n")[0]["x"]), 300_000, id="a list"
+        ),
+        pytest.param(
+            lambda: next(csv_rows(io.StringIO(",".join(map(str, range(100_000))) + "\na\n"))).values,
+            {"0": "a"},
+            id="a table's header",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_read_is_not_read_again_from_each_of_its_characters(
+    read: Callable[[], Any], told: Any
+) -> None:
+    """With the square of its length each takes minutes, which the suite would show; no time is asserted."""
+    assert read() == told
+
+
+def test_a_date_of_a_line_is_read_once_in_the_service_itself() -> None:
+    with pytest.raises(ValueError, match="`creation_time`"):
+        from_line({"id": "a", "text": "x", "creation_time": _GAP}, Names())
+    line = from_line({"id": "a", "text": "x", "creation_time": "2024-01-02 10:00:00  +0800"}, Names())
+    assert line["creation_time"] == "2024-01-02T02:00:00.000Z"
+
+
+@pytest.mark.parametrize(
+    "line, heading",
+    [("# a #", "a"), ("##  a b  ##  ", "a b"), ("# C#", "C"), ("   # a", "a"), ("#", None), ("# ##", None), ("#a", None)],
+)  # fmt: skip
+def test_a_heading_is_what_stands_between_its_marks(line: str, heading: str | None) -> None:
+    assert first_heading(line) == heading
