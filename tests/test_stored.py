@@ -59,7 +59,7 @@ STRENGTHS = st.one_of(
     st.fixed_dictionaries(
         {
             "kind": st.sampled_from(["exp", "linear"]),
-            "rate": st.sampled_from([1e8, 1e-27, 0.1, "0.02/h", "3/s"]),
+            "rate": st.sampled_from([8e7, 1e-27, 0.1, "0.02/h", "3/s"]),
         }
     ),
     st.fixed_dictionaries({"kind": st.just("gauss"), "half_life": DURATIONS}),
