@@ -47,7 +47,8 @@ CONNECT_S: Final = 5.0
 ERROR_BYTES: Final = 64 * 1024
 SMALLEST_LEARNED_BATCH: Final = 8
 QUERIES_WAITING: Final = 8
-"""Queries under way or waiting, for each request that may be under way; more are told at once that it is too busy."""
+"""Requests with queries of one caller that are under way or wait, for each that may be under way; who has more is told at
+once that it is too busy. All callers together may have twice as many."""
 CUTS: Final = 8
 CUT_FACTOR: Final = 0.7
 
@@ -430,7 +431,12 @@ class _Flight:
 
     call: _Call
     task: "asyncio.Task[None]"
+    caller: str
     waiters: int = 0
+
+    def requests(self, max_batch: int) -> int:
+        """Return how many requests it still takes."""
+        return -(-(len(self.call.keys) - len(self.call.vectors) - len(self.call.errors)) // max_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +486,8 @@ class Embedder:
         self.guard = Guard(dependency, places=manner.concurrency, error=self._not_sent)
         # A bulk load may hold all lanes but one, so a query never waits behind its batches.
         self._document_lanes = asyncio.Semaphore(max(1, manner.concurrency - 1))
+        # Nor behind those of a batch of queries that takes several requests.
+        self._batch_lanes = asyncio.Semaphore(max(1, manner.concurrency - 1))
         self._format: Literal["base64", "float"] = "base64"
         self._answered = False
         self._cache: OrderedDict[str, tuple[Vector, bool]] = OrderedDict()
@@ -587,10 +595,13 @@ class Embedder:
             raise call.errors[0]
         return call.vectors[0].size
 
-    async def embed_queries(self, texts: Sequence[str], *, deadline_s: float | None = None) -> Embedded:
+    async def embed_queries(
+        self, texts: Sequence[str], *, deadline_s: float | None = None, caller: str = ""
+    ) -> Embedded:
         """Embed with the query prefix, from the cache where possible; equal texts under way are embedded once.
 
-        `deadline_s` from now bounds this caller's wait; what is not there by then is EmbedderUnavailable.
+        `deadline_s` from now bounds this caller's wait; what is not there by then is EmbedderUnavailable. `caller` says
+        whose queries they are: one has half of the places to wait at most.
         """
         now = asyncio.get_running_loop().time()
         deadline = None if deadline_s is None else now + deadline_s
@@ -607,11 +618,11 @@ class Embedder:
             else:
                 fresh[key] = was_cut
             observing.CACHE.labels("hit" if key in found else "sent" if key in fresh else "shared").inc()
-        if fresh and len(self._flights) >= QUERIES_WAITING * self._manner.concurrency:
+        if fresh and self._is_full(caller):
             # Further ones would only wait; the words answer at once without them.
             found.update(dict.fromkeys(fresh, self._not_sent("too many queries wait for it already", 1.0)))
         elif fresh:
-            flights.add(self._launch(fresh, deadline))
+            flights.add(self._launch(fresh, deadline, caller))
         if flights:
             found.update(await self._wait(flights, deadline, deadline_s))
         return _assemble(keys, found)
@@ -686,9 +697,17 @@ class Embedder:
 
     # --- queries: one flight, several callers ---
 
-    def _launch(self, fresh: dict[str, bool], deadline: float | None) -> _Flight:
+    def _is_full(self, caller: str) -> bool:
+        """Tell whether no more queries of this caller may wait; no one caller's make it full for the others."""
+        each = QUERIES_WAITING * self._manner.concurrency
+        waiting: dict[str, int] = {}
+        for flight in set(self._flights.values()):
+            waiting[flight.caller] = waiting.get(flight.caller, 0) + flight.requests(self._max_batch)
+        return waiting.get(caller, 0) >= each or sum(min(each, one) for one in waiting.values()) >= 2 * each
+
+    def _launch(self, fresh: dict[str, bool], deadline: float | None, caller: str) -> _Flight:
         call = _Call.of(fresh, deadline, urgent=True)
-        flight = _Flight(call, asyncio.create_task(self._fly(call), name="embed queries"))
+        flight = _Flight(call, asyncio.create_task(self._fly(call), name="embed queries"), caller)
         self._flights.update(dict.fromkeys(fresh, flight))
         self._tasks.add(flight.task)
         flight.task.add_done_callback(self._tasks.discard)
@@ -696,7 +715,7 @@ class Embedder:
         return flight
 
     async def _fly(self, call: _Call) -> None:
-        await self._run(call, None)
+        await self._run(call, None if self._count(call) == len(call.pending) else self._batch_lanes)
         for index, vector in call.vectors.items():
             self._cache[call.keys[index]] = (vector, index in call.truncated)
         while len(self._cache) > self._manner.cache_size:

@@ -130,7 +130,13 @@ async def recall(
             cluster.open_pit(alias, keep_alive_s=PIT_KEEP_ALIVE_S, timeout_s=longest(live), owner=owner)
         )
     embedding = asyncio.create_task(
-        _embed(live, cluster=cluster, embedder=embedder, within_s=min(embed_within_s, longest(live) / 2))
+        _embed(
+            live,
+            cluster=cluster,
+            embedder=embedder,
+            within_s=min(embed_within_s, longest(live) / 2),
+            owner=owner,
+        )
     )
     asking: list[asyncio.Task[None]] = []
     try:
@@ -187,7 +193,9 @@ def _ready(ask: _Ask) -> bool:
 
 
 @observing.staged("embed query")
-async def _embed(live: list[Run], *, cluster: Cluster, embedder: Embedder, within_s: float) -> None:
+async def _embed(
+    live: list[Run], *, cluster: Cluster, embedder: Embedder, within_s: float, owner: str
+) -> None:
     """Give each run its vectors: one call for all texts; a failure marks the routes that needed them."""
     texts: dict[str, None] = {}
     for run in live:
@@ -202,7 +210,7 @@ async def _embed(live: list[Run], *, cluster: Cluster, embedder: Embedder, withi
     vectors: dict[str, np.ndarray] = {}
     truncated: set[str] = set()
     try:
-        embedded = await embedder.embed_queries(ordered, deadline_s=within_s)
+        embedded = await embedder.embed_queries(ordered, deadline_s=within_s, caller=owner)
     except HalflifeError as error:
         failures = dict.fromkeys(ordered, error)
     else:

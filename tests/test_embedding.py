@@ -501,7 +501,7 @@ async def test_a_retry_after_beyond_the_budget_or_the_deadline_is_not_waited_for
 
 async def test_a_deadline_keeps_what_was_embedded_by_then(server):
     server.poison = {"t3": Reply(hang=True)}
-    async with embedder_of(server, max_batch=1, concurrency=2) as embedder:
+    async with embedder_of(server, max_batch=1, concurrency=3) as embedder:
         embedded = await embedder.embed_documents([f"t{n}" for n in range(4)], deadline_s=0.5)
         assert_embeds(embedded, [f"t{n}" for n in range(4)], failed={3})
         assert isinstance(embedded.errors[3], EmbedderUnavailable)
@@ -666,6 +666,39 @@ async def test_a_query_does_not_wait_behind_a_bulk_load(server):
         assert not load.done()
         server.release()
         assert (await load).errors == {}
+
+
+async def test_a_query_does_not_wait_behind_others_batches_of_queries(server):
+    server.answer = lambda seen: Reply(
+        hang=seen.body["input"][0].startswith("batch"), body=server._embed(seen).body
+    )
+    async with embedder_of(server, max_batch=1, concurrency=2, timeout_s=600.0) as embedder:
+        batches = [
+            asyncio.create_task(
+                embedder.embed_queries([f"batch {each}.{n}" for n in range(40)], caller="many")
+            )
+            for each in range(2)
+        ]
+        await until(lambda: server.requests)
+        assert_embeds(await embedder.embed_queries(["query"], deadline_s=10.0, caller="one"), ["query"])
+        more = await embedder.embed_queries(["one of many's own"], caller="many")
+        assert "too many queries wait" in more.errors[0].detail
+        assert not any(batch.done() for batch in batches)
+        server.release()
+        # The second batch came when the first had taken all that one caller may have.
+        first, second = [await batch for batch in batches]
+        assert first.errors == {}
+        assert len(second.errors) == 40
+
+
+async def test_what_waits_is_counted_in_requests_and_not_in_texts(server):
+    server.answer = lambda seen: Reply(hang=len(seen.body["input"]) > 1, body=server._embed(seen).body)
+    async with embedder_of(server, max_batch=32, concurrency=2, timeout_s=600.0) as embedder:
+        batch = asyncio.create_task(embedder.embed_queries([f"batch {n}" for n in range(100)]))
+        await until(lambda: server.requests)
+        assert_embeds(await embedder.embed_queries(["query"], deadline_s=10.0), ["query"])
+        server.release()
+        assert (await batch).errors == {}
 
 
 async def test_queries_are_cached_up_to_a_bound_and_errors_are_not(server):
