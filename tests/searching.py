@@ -75,7 +75,9 @@ class StandIn:
         self.delay_s = delay_s
         self.asked: list[list[str]] = []
 
-    async def embed_queries(self, texts: Sequence[str], *, deadline_s: float | None = None) -> Embedded:
+    async def embed_queries(
+        self, texts: Sequence[str], *, deadline_s: float | None = None, caller: str = ""
+    ) -> Embedded:
         self.asked.append(list(texts))
         await asyncio.sleep(min(self.delay_s, self.delay_s if deadline_s is None else deadline_s))
         if deadline_s is not None and self.delay_s > deadline_s:
