@@ -112,6 +112,10 @@ def _touched(request: Request, collection: Collection, result: SearchResult) -> 
     return result.model_copy(update={"touched": taken})
 
 
+_READ_ONCE = {"filter", "routes"}
+"""What the queries of a batch share and may be long: one object for all, so that it is read once."""
+
+
 async def _batch(request: Request, batch: SearchBatch) -> Response:
     limits = service_of(request).limits
     limits.check_queries(batch.queries)
@@ -124,6 +128,7 @@ async def _batch(request: Request, batch: SearchBatch) -> Response:
                 remedy=f"put `{name}` into each of `queries`",
             )
     parsed: list[Search | HalflifeError] = []
+    first: Search | None = None
     for position, given in enumerate(batch.queries):
         item = given if isinstance(given, dict) else {"query": given}
         try:
@@ -134,7 +139,14 @@ async def _batch(request: Request, batch: SearchBatch) -> Response:
                     remedy="give `collection` once, beside `queries`",
                 )
             search = parse(Search, {**shared, **item})
-            limits.check_search(search)
+            own = _READ_ONCE & item.keys()
+            if first is not None:
+                search = search.model_copy(
+                    update={name: getattr(first, name) for name in (_READ_ONCE & shared.keys()) - own}
+                )
+            limits.check_search(search, checked=first)
+            if not own:
+                first = first or search
             _check_allowed(request, search)
             parsed.append(search)
         except (InvalidRequest, Forbidden) as error:

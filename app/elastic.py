@@ -30,6 +30,7 @@ from app.errors import (
     ClusterUnavailable,
     HalflifeError,
     InvalidRequest,
+    LimitExceeded,
 )
 from app.fields import EMBEDDING
 from app.guarding import HANG_S, Call, Guard
@@ -56,6 +57,8 @@ _GIVES_PACKED = (9, 5)
 """From which version on doc values of vectors are known to come as base64, which takes a tenth of the time of numbers."""
 _EXCLUDES_VECTORS = (9, 2)
 
+MOST_SEARCHED_BYTES = 64 * 2**20
+"""What several searches at once may take to ask; Elasticsearch takes 100 MiB unless configured otherwise."""
 SET_ASIDE_S = 5.0
 """A node that has not answered for so long is set aside for a while, as the client does with it."""
 
@@ -342,7 +345,17 @@ class Cluster:
             return []
         for _, body in searches:
             self._points.use(body, now=self.guard.now())
-        lines = [part for header, body in searches for part in (header, self._known(body))]
+        lines: list[bytes] = []
+        total = 0
+        for header, body in searches:
+            lines += encode(header), encode(self._known(body))
+            total += len(lines[-1])
+            if total > MOST_SEARCHED_BYTES:
+                raise LimitExceeded(
+                    f"these searches ask the cluster in more than {MOST_SEARCHED_BYTES >> 20} MiB: filters and vectors "
+                    "stand in each list that is asked for",
+                    remedy="send fewer queries at once, fewer routes, or filters of fewer values",
+                )
         answer = await self._read(
             "POST",
             "/_msearch",

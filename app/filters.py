@@ -37,6 +37,9 @@ MAX_VALUE_UNITS = 4_096
 MAX_PATH_UNITS = 4_096
 """A metadata path: 16 levels of keys of up to 256 bytes."""
 
+MAX_FILTER_TEXT = 256 * 1024
+"""UTF-8 bytes of a filter's names and values together: each list that a search asks for repeats its filters."""
+
 MAX_CONDITIONS = 256
 """Clauses one filter may become. A small node allows 1024 in a whole query, and up to three filters meet in one
 (the key's, the request's, the route's). Values in a list cost none: they are one `terms` clause."""
@@ -128,6 +131,22 @@ def compile_filter(
     return clauses(parse_filter(value, declared=declared, path=path))
 
 
+class Compiler:
+    """Compiles as `compile_filter` does, and what is the very same object as before once only: batches share filters."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[Any, Any, list[dict[str, Any]]]] = {}
+
+    def __call__(
+        self, value: Mapping[str, Any], *, declared: Mapping[str, DeclaredType], path: str = "filter"
+    ) -> list[dict[str, Any]]:
+        """Return the clauses, in a list of the caller's own."""
+        last = self._last.get(path)
+        if last is None or last[0] is not value or last[1] is not declared:
+            last = self._last[path] = (value, declared, compile_filter(value, declared=declared, path=path))
+        return list(last[2])
+
+
 def matches(
     document_source: Mapping[str, Any],
     value: Mapping[str, Any],
@@ -183,6 +202,7 @@ class _Reader:
         self.max_values = max_values
         self.values = 0
         self.conditions = 0
+        self.bytes = 0
 
     def read(self, value: Any, path: str, *, depth: int) -> AllOf:
         if not isinstance(value, Mapping):
@@ -200,6 +220,7 @@ class _Reader:
             if not isinstance(key, str):
                 raise _refuse(path, f"has a key that is not text: {_described(key)}", "name fields by text")
             inner_path = f"{path}.{shown(key)}"
+            self.weigh(inner_path, key)
             if key == "and":
                 for group in self.group(inner, inner_path, depth=depth):
                     parts.extend(group.parts)
@@ -290,7 +311,10 @@ class _Reader:
         self.spend(path, values=max(1, len(values)), conditions=0)
         found: list[Any] = []
         for at, value in enumerate(values):
-            found.extend(_wanted(field, value, f"{path}[{at}]" if listed else path))
+            here = f"{path}[{at}]" if listed else path
+            made = _wanted(field, value, here)
+            self.weigh(here, *made)
+            found.extend(made)
         wanted = _merged(found) if field.kind == "date" else list(dict.fromkeys(found))
         spans = len(wanted) if field.kind == "date" else 1
         self.spend(path, values=0, conditions=max(1, spans) * len(field.indexed))
@@ -300,6 +324,7 @@ class _Reader:
         first = next(iter(bounds))
         if field.kind == "any" and self.ranges_anywhere:
             self.spend(path, values=len(bounds), conditions=1)
+            self.weigh(path, *bounds.values())
             return Within(path, field, dict(bounds))
         if field.kind == "any":
             key = field.indexed[0].removeprefix(_METADATA_PREFIX)
@@ -321,6 +346,7 @@ class _Reader:
         normal: dict[str, Any] = {}
         for operator, value in bounds.items():
             normal.update([_bound(field, operator, value, f"{path}.{operator}")])
+        self.weigh(path, *normal.values())
         lower, upper = normal.get("gte", normal.get("gt")), normal.get("lte", normal.get("lt"))
         if lower is not None and upper is not None:
             exclusive = "gt" in normal or "lt" in normal
@@ -329,6 +355,15 @@ class _Reader:
                     path, "is a range that holds nothing", "put the lower bound below the upper one"
                 )
         return Within(path, field, normal)
+
+    def weigh(self, path: str, *texts: Any) -> None:
+        self.bytes += sum(_bytes(text) for text in texts if isinstance(text, str))
+        if self.bytes > MAX_FILTER_TEXT:
+            raise LimitExceeded(
+                f"`{path}` is one too many: a filter's names and values hold at most {MAX_FILTER_TEXT // 1024} KiB",
+                field=path,
+                remedy="send fewer or shorter ones, or a field that many documents share",
+            )
 
     def spend(self, path: str, *, values: int, conditions: int) -> None:
         self.values += values
@@ -521,13 +556,23 @@ def _text(value: str, path: str) -> str:
 
 
 def _check_unicode(value: str, path: str) -> None:
-    if any("\ud800" <= char <= "\udfff" for char in value):
-        raise _refuse(path, "holds a lone surrogate, which is not valid Unicode", "send well-formed UTF-8")
+    if value.isascii():
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _refuse(
+            path, "holds a lone surrogate, which is not valid Unicode", "send well-formed UTF-8"
+        ) from None
 
 
 def _units(text: str) -> int:
     """Return the length as Java counts it, surrogates one each."""
-    return len(text) + sum(char > "\uffff" for char in text)
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _json(value: Any) -> str:

@@ -36,26 +36,27 @@ class Limits:
     queries: int = MAX_QUERIES
     documents: int = MAX_ITEMS
 
-    def check_search(self, search: Search) -> None:
+    def check_search(self, search: Search, *, checked: Search | None = None) -> None:
         """Raise LimitExceeded naming the field, or InvalidRequest for a filter that no collection could read.
 
-        So what tries to smuggle a query into a filter is refused before the cluster hears of the request.
+        So what tries to smuggle a query into a filter is refused before the cluster hears of the request. `checked` is
+        a search that passed: a filter or routes that are the same objects are not read again.
         """
         self._check("query", len(search.query), self.query_chars, "characters", "shorten it")
         self._check("top_k", search.top_k, self.top_k, "hits on a page", "ask for pages with `cursor`")
-        if search.filter:
+        if search.filter and (checked is None or search.filter is not checked.filter):
             self.check_filter(search.filter)
-        self._check_ranking(search)
+        self._check_ranking(search, read=checked is not None and search.routes is checked.routes)
 
     def check_profile(self, profile: Profile, *, path: str) -> None:
         """Raise as `check_search` does for what searches would take from the profile."""
         self._check_ranking(profile, path=f"{path}.")
 
-    def _check_ranking(self, ranking: Search | Profile, *, path: str = "") -> None:
+    def _check_ranking(self, ranking: Search | Profile, *, path: str = "", read: bool = False) -> None:
         window = ranking.fusion.window if ranking.fusion else None
         if window is not None:
             self._check(f"{path}fusion.window", window, self.window, "ranks", "narrow it")
-        for at, route in enumerate(ranking.routes or []):
+        for at, route in enumerate(() if read else ranking.routes or ()):
             here = f"{path}routes[{at}]"
             if route.query:
                 self._check(f"{here}.query", len(route.query), self.query_chars, "characters", "shorten it")

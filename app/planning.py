@@ -205,8 +205,11 @@ def make_plan(
     now_ms: int,
     forced: Sequence[dict[str, Any]] = (),
     pinned: Pinned | None = None,
+    compiler: filters.Compiler | None = None,
 ) -> Plan:
     """Return the plan of one search; `forced` clauses hold for every route and every later stage.
+
+    `compiler` is shared by the searches of a batch, which share filters.
 
     `pinned` is how the first page was worded: later pages keep to it, whatever the synonyms are by now.
     Raises InvalidRequest for filters outside the grammar and vectors of other dims.
@@ -231,8 +234,9 @@ def make_plan(
         )
     common = [*forced, *_standing_filters(search, origin_ms=origin_ms)]
     given = len(common)
+    compiled = compiler or filters.Compiler()
     if search.filter:
-        common += filters.compile_filter(search.filter, declared=collection.declared)
+        common += compiled(search.filter, declared=collection.declared)
     warnings: list[str] = []
     wanted = _wanted_routes(search, profile, base)
     _check_words(search, wanted)
@@ -252,9 +256,7 @@ def make_plan(
             )
         own: list[dict[str, Any]] = []
         if route.filter:
-            own = filters.compile_filter(
-                route.filter, declared=collection.declared, path=f"routes[{position}].filter"
-            )
+            own = compiled(route.filter, declared=collection.declared, path=f"routes[{position}].filter")
         if route.kind.startswith("fresh_"):
             own.append(
                 queries.within(

@@ -23,7 +23,7 @@ from app.collection import Collection
 from app.elastic import Cluster
 from app.embedding import Embedder
 from app.errors import CursorInvalid, HalflifeError, InvalidRequest, PastWindow, Unavailable
-from app.filters import names_metadata
+from app.filters import Compiler, names_metadata
 from app.measuring import measure
 from app.planning import (
     Pinned,
@@ -119,9 +119,10 @@ async def search(
     """
     started = time.monotonic()
     runs: list[Run | HalflifeError] = []
+    compiler = Compiler()
     for request in requests:
         try:
-            plan = plan_of(request, collection=collection, caller=caller, now_ms=now_ms)
+            plan = plan_of(request, collection=collection, caller=caller, now_ms=now_ms, compiler=compiler)
             check_reranker(request, doors)
             check_rewriter(request, doors)
             _check_touch(request, doors=doors, now_ms=now_ms)
@@ -149,11 +150,22 @@ async def search(
     return await _answer(runs, doors=doors, caller=caller, started=started, now_ms=now_ms)
 
 
-def plan_of(request: Search, *, collection: Collection, caller: Caller, now_ms: int) -> Plan:
+def plan_of(
+    request: Search,
+    *,
+    collection: Collection,
+    caller: Caller,
+    now_ms: int,
+    compiler: Compiler | None = None,
+) -> Plan:
     """Return the plan of a search under the profile that it names, or that its arm of the collection's experiment has."""
     chosen = experiments.ranked(request, collection, key_id=caller.key_id, request_id=caller.request_id)
     planned = make_plan(
-        experiments.assigned(request, chosen), collection=collection, now_ms=now_ms, forced=caller.forced
+        experiments.assigned(request, chosen),
+        collection=collection,
+        now_ms=now_ms,
+        forced=caller.forced,
+        compiler=compiler,
     )
     return replace(planned, ranked=chosen)
 
@@ -328,6 +340,7 @@ async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -
     if moved is None:
         return opened
     forced = caller.forced if caller.forced_in is None else caller.forced_in(moved)
+    compiler = Compiler()
     for run in live:
         old = run.plan
         ranking = {name: getattr(old.collection, name) for name in ("profiles", "default_profile")}
@@ -337,6 +350,7 @@ async def recall_where_it_is(live: list[Run], *, doors: Doors, caller: Caller) -
             now_ms=old.origin_ms,
             forced=forced,
             pinned=Pinned(old.wordings, old.rewrites),
+            compiler=compiler,
         )
         run.begin_again(replace(plan, ratings=old.ratings, ranked=old.ranked), pit=run.pit)
     return await _recall(live, doors=doors, caller=caller) or opened

@@ -321,7 +321,10 @@ class Settings(BaseSettings):
         MAX_FILTER_DEPTH, ge=1, le=MAX_FILTER_DEPTH, description="Levels of `and`, `or`, `not` in a filter."
     )
     max_filter_values: int = Field(
-        MAX_FILTER_TERMS, ge=1, le=MAX_FILTER_TERMS, description="Values in one filter."
+        MAX_FILTER_TERMS,
+        ge=1,
+        le=MAX_FILTER_TERMS,
+        description="Values in one filter, of at most 256 KiB of names and values.",
     )
     max_queries: int = Field(MAX_QUERIES, ge=1, le=MAX_QUERIES, description="Queries in one batch.")
     max_documents: int = Field(

@@ -114,14 +114,18 @@ def count_body(
         return {"multi_match": {"query": word, "fields": searched, "operator": "and"}}
 
     candidates = dict.fromkeys(word for each in found for word, _ in each.candidates)
-    counted = {word: {"bool": {"must": [holds(word)], "filter": list(filters)}} for word in candidates}
+    counted = {word: holds(word) for word in candidates}
     typed = {each.word.casefold(): holds(each.word.casefold()) for each in found}
     return {
         "size": 0,
         "track_total_hits": False,
         "query": {"bool": {"filter": list(visible)}},
         "aggs": {
-            "words": {"filters": {"filters": counted}},
+            # Once for all of the words: filters may be long.
+            "within": {
+                "filter": {"bool": {"filter": list(filters)}},
+                "aggs": {"words": {"filters": {"filters": counted}}},
+            },
             "typed": {"filters": {"filters": typed}},
         },
     }
@@ -133,7 +137,7 @@ def suggestions(text: str, found: Sequence[Misspelt], answer: Mapping[str, Any])
     `score` is the mean likeness of the replaced words. Of equally like words the one in more documents comes first.
     """
     told = answer["aggregations"]
-    counts = {word: bucket["doc_count"] for word, bucket in told["words"]["buckets"].items()}
+    counts = {word: bucket["doc_count"] for word, bucket in told["within"]["words"]["buckets"].items()}
     typed = {word: bucket["doc_count"] for word, bucket in told["typed"]["buckets"].items()}
     wrong: list[tuple[Misspelt, list[tuple[str, float]]]] = []
     for each in found:

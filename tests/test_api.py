@@ -10,6 +10,7 @@ import httpx2
 import jsonschema
 import pytest
 
+from app import filters
 from app.filters import INNER
 from app.settings import Settings
 from tests.fakes import EmbeddingServer
@@ -587,6 +588,30 @@ def test_a_collection_is_deleted_only_when_named_twice(client, collection):
 
 
 # --- batches, pages, request ids ----------------------------------------------------------------------------------------
+
+
+def test_the_filter_of_a_batch_is_read_once(client, collection, monkeypatch):
+    upsert(
+        client, collection, {"id": "a", "text": "leave", "metadata": {"k": "v"}}, {"id": "b", "text": "leave"}
+    )
+    read: list[str] = []
+    spend = filters._Reader.one_of
+
+    def counted(self: Any, field: Any, values: Any, path: str, *, listed: bool) -> Any:
+        read.append(path)
+        return spend(self, field, values, path, listed=listed)
+
+    monkeypatch.setattr(filters._Reader, "one_of", counted)
+    routes = [{"kind": "text", "filter": {"k": ["v", "x"]}}]
+    asked = {"collection": collection, "filter": {"k": ["v", "w"]}, "routes": routes}
+    queries = ["leave", "Leave", {"query": "leave", "filter": {"k": ["w"]}}, "leave it"]
+    answer = client.post("/v1/search", json={**asked, "queries": queries})
+    assert answer.status_code == 200, answer.text
+    found = [[hit["id"] for hit in each["hits"]] for each in answer.json()["results"]]
+    assert found == [["a"], ["a"], [], ["a"]]
+    # Before the collection is known, and as it declares its keys; an empty answer's filter once more for its warnings.
+    assert read.count("routes[0].filter.k") <= 4 + 1
+    assert read.count("filter.k") <= 2 + 2 + 3
 
 
 def test_a_batch_answers_in_order_and_one_bad_query_spoils_only_itself(client, collection, embedding):

@@ -898,3 +898,15 @@ async def test_a_try_that_closing_broke_off_is_not_repeated() -> None:
         # A second try would have opened a session that nobody closes: the collector warns of it, which is an error here.
         assert len(far.requests) == len(under_way)
     gc.collect()
+
+
+async def test_searches_that_ask_in_too_many_bytes_are_refused_before_anything_is_sent():
+    # Nothing listens there: what was sent would fail in another way.
+    cluster = Cluster.connect(urls=["http://127.0.0.1:9"])
+    try:
+        body = {"query": {"terms": {"metadata.k": ["x" * 1_000] * 1_000}}}
+        with pytest.raises(LimitExceeded, match="64 MiB") as refused:
+            await cluster.msearch([({}, body)] * 70, timeout_s=5)
+        assert refused.value.remedy
+    finally:
+        await cluster.close()

@@ -4,6 +4,7 @@ That the cluster's verdict is the same is shown in test_filters_node.py.
 """
 
 import json
+import uuid
 from typing import Any
 
 import pytest
@@ -12,13 +13,16 @@ from hypothesis import strategies as st
 
 from app import fields
 from app.collection import DeclaredType
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, LimitExceeded
 from app.filters import (
     MAX_CONDITIONS,
     MAX_VALUE_UNITS,
+    Compiler,
+    clauses,
     compile_filter,
     explain_mismatch,
     matches,
+    parse_filter,
 )
 from app.values import MAX_FILTER_DEPTH, MAX_FILTER_TERMS
 
@@ -587,3 +591,45 @@ def test_operators_agree_with_each_other(document: dict[str, Any], test: tuple[s
     assert not verdict(value) or verdict({"exists": True})
     if name in ("year", "price"):
         assert verdict({"gte": value, "lte": value}) == verdict(value)
+
+
+# --- what a filter may cost --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"a": {"in": [f"{at:04}{'x' * 92}" for at in range(4_096)]}},
+        {"a": {"ne": [f"{at:04}{'語' * 30}" for at in range(4_096)]}},
+        {"or": [{f"{at}{'k' * 3_000}": 1} for at in range(100)]},
+        {"a": [10**1_000 + at for at in range(300)]},
+        {"level": {"gte": "x" * 4_000}, "or": [{"level": {"lt": "x" * 4_000}} for _ in range(70)]},
+    ],
+    ids=["values", "wide values", "names", "numbers", "bounds"],
+)
+def test_a_filter_is_bounded_in_bytes(given):
+    with pytest.raises(LimitExceeded, match="at most 256 KiB") as refused:
+        parse_filter(given, declared={"level": "keyword"})
+    assert refused.value.field
+    assert refused.value.remedy
+    with pytest.raises(LimitExceeded):
+        parse_filter(given, declared={}, ranges_anywhere=True)
+
+
+def test_a_filter_of_many_usual_values_is_within_the_bound():
+    assert clauses(parse_filter({"id": [str(uuid.uuid4()) for _ in range(MAX_FILTER_TERMS)]}, declared={}))
+
+
+def test_a_filter_that_a_batch_shares_is_compiled_once():
+    declared: dict[str, DeclaredType] = {}
+    compiler, given = Compiler(), {"a": ["x", "y"]}
+    first = compiler(given, declared=declared)
+    assert first == compile_filter(given, declared=declared)
+    second = compiler(given, declared=declared)
+    assert second[0] is first[0]
+    second.append({"match_all": {}})
+    assert compiler(given, declared=declared) == first
+    # Equal is not the same: true and 1 are.
+    assert compiler({"a": 1}, declared=declared) != compiler({"a": True}, declared=declared)
+    # The same object, where other keys are declared.
+    assert compiler(given, declared={"a": "keyword"}) == compile_filter(given, declared={"a": "keyword"})
