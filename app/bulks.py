@@ -3,6 +3,7 @@
 Pure. A bulk answers per item; only where one cause kept every item out is it one error, which carries the items.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from app.errors import (
     NotFound,
     StorageFull,
 )
+from app.values import MAX_ITEMS_OF_ONE_ID
 
 # What is checked, chunked, embedded and written in one go; bounds the memory of a bulk of any size.
 SLICE_ITEMS: Final = 256
@@ -139,20 +141,35 @@ def failed(id_: str | None, error: HalflifeError) -> ItemResult:
     )
 
 
-def in_waves(items: Sequence[Any]) -> list[list[int]]:
-    """Return positions in groups to be done one after the other, so that items of one id keep their order."""
+def in_waves(items: Sequence[Any], report: Report) -> list[list[int]]:
+    """Return positions in groups to be done one after the other, so that items of one id keep their order.
+
+    An id that has too many of them keeps all of its items out, since half of them would leave it at none that was meant.
+    """
     waves: list[list[int]] = []
     seen: dict[str, int] = {}
-    for position, item in enumerate(items):
-        given = item.get("id") if isinstance(item, Mapping) else item
+    ids = [item.get("id") if isinstance(item, Mapping) else item for item in items]
+    times = Counter(given for given in ids if isinstance(given, str))
+    for position, given in enumerate(ids):
         number = 0
         if isinstance(given, str):
+            if times[given] > MAX_ITEMS_OF_ONE_ID:
+                report.fail(position, documents.id_of(given), _crowded(times[given]))
+                continue
             number = seen.get(given, 0)
             seen[given] = number + 1
         if number == len(waves):
             waves.append([])
         waves[number].append(position)
     return waves
+
+
+def _crowded(times: int) -> InvalidItem:
+    return InvalidItem(
+        f"{times} items of this request have this id, and it may have {MAX_ITEMS_OF_ONE_ID}",
+        field="id",
+        remedy="send the last state alone, or several requests",
+    )
 
 
 def in_slices(items: Sequence[Any], positions: Sequence[int]) -> list[list[int]]:

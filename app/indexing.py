@@ -110,14 +110,15 @@ class Indexer:
         NotFound if there is no such collection; each carries `items` and `failed`.
         """
         writer, report = self._writer(collection), Report(len(items))
-        slices = [part for wave in in_waves(items) for part in in_slices(items, wave)]
+        waves = in_waves(items, report)
+        slices = [part for wave in waves for part in in_slices(items, wave)]
         try:
             if refresh == "wait_for" and len(slices) == 1 and not await writer.refreshes_soon():
                 refresh = "true"
         except HalflifeError as error:
             report.fail_all({position: documents.id_of(item) for position, item in enumerate(items)}, error)
             return report.result()
-        for wave in in_waves(items):
+        for wave in waves:
             parts = list(in_slices(items, wave))
             gate = asyncio.Semaphore(PARALLEL_SLICES)
             # With one slice the bulk itself can wait for the refresh; with more, one refresh ends them all.
@@ -375,7 +376,7 @@ class Indexer:
         """
         writer, report = self._writer(collection), Report(len(items))
         target = await writer.target()
-        for wave in in_waves(items):
+        for wave in in_waves(items, report):
             changes = []
             for position in wave:
                 try:
@@ -444,7 +445,7 @@ class Indexer:
         `if_versions`: for each id the version that it must have, else it is a conflict; None for any.
         """
         writer, report = self._writer(collection), Report(len(ids), named="ids")
-        for wave in in_waves(ids):
+        for wave in in_waves(ids, report):
             changes = []
             for position in wave:
                 try:

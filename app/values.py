@@ -14,6 +14,8 @@ MAX_TOP_K = 10_000
 MAX_WINDOW = 10_000
 MAX_QUERIES = 100
 MAX_ITEMS = 10_000
+MAX_ITEMS_OF_ONE_ID = 100
+"""In one bulk: they are done one after another, each a read, an embedding and a write, however long that takes."""
 MAX_ROUTES = 16
 MAX_FILTER_DEPTH = 8
 MAX_FILTER_TERMS = 4_096

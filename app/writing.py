@@ -9,6 +9,7 @@ from app.refusals import invalid
 from app.times import Instant
 from app.values import (
     MAX_ITEMS,
+    MAX_ITEMS_OF_ONE_ID,
     MAX_KEYWORD_CHARS,
     MAX_TEXT_CHARS,
     MAX_TITLE_CHARS,
@@ -189,6 +190,7 @@ class PatchDocuments(Value):
     """Documents to change in part."""
 
     documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_ITEMS)] = Field(
+        description=f"Each on its own, those of one id in their order; at most {MAX_ITEMS_OF_ONE_ID} of one id.",
         json_schema_extra={"items": {"$ref": "#/components/schemas/DocumentPatch"}},
     )
     refresh: Refresh = "false"
@@ -251,6 +253,7 @@ class Upsert(Value):
     """A bulk of documents to store."""
 
     documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_ITEMS)] = Field(
+        description=f"Each on its own, those of one id in their order; at most {MAX_ITEMS_OF_ONE_ID} of one id.",
         json_schema_extra={"items": {"$ref": "#/components/schemas/Document"}},
     )
     refresh: Refresh = Field(

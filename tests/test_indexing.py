@@ -568,6 +568,26 @@ async def test_items_of_one_id_are_applied_in_order(world: World) -> None:
     assert (await world.get("a")).version == result.items[3].version
 
 
+async def test_an_id_with_more_items_than_may_wait_for_each_other_stays_as_it_was(world: World) -> None:
+    """They are done one after another: a request of ten thousand would take minutes of a place for writes."""
+    crowd = [{"id": "a", "text": f"state {n}"} for n in range(101)]
+    result = await world.upsert({"id": "b", "text": "other"}, *crowd, {"id": "c", "text": "another"})
+    assert statuses(result) == ["created", *["invalid"] * 101, "created"]
+    error = result.items[1].error
+    assert error is not None
+    assert error.field == "id"
+    assert "101 items" in error.detail
+    assert "several requests" in (error.remedy or "")
+    assert await world.get("a") is None
+    assert sum(len(batch) for batch in world.server.batches) == 2
+    assert statuses(await world.upsert(*crowd[:100]))[-1] == "updated"
+    with pytest.raises(InvalidRequest, match="none of the 101 items is valid"):
+        await world.indexer.patch([{"id": "a", "lang": "en"}] * 101, collection=world.collection)
+    with pytest.raises(InvalidRequest, match="none of the 101 items is valid"):
+        await world.indexer.delete_ids(["a"] * 101, collection=world.collection)
+    assert (await world.get("a")).text == "state 99"
+
+
 # --- ids: BC-38 ------------------------------------------------------------------------------------------------------
 
 STRANGE = [
