@@ -290,7 +290,12 @@ def _check_given(value: dict[str, Any]) -> dict[str, Any]:
                 f"`{_printable(name)}` can't be given",
                 "use the fields of a document, other keys in `metadata`, and let the file give its text",
             )
-    return value
+    # What they make is put together before any document is checked.
+    if not isinstance(value.get("metadata"), dict | None):
+        raise invalid("`metadata` is no object", 'write {"metadata": {"key": "value"}}, or leave it out')
+    if not isinstance(value.get("id"), str | None):
+        raise invalid("`id` is no text", "write it in quotes, or leave it out")
+    return {name: given for name, given in value.items() if name != "id" or given is not None}
 
 
 def _printable(name: str) -> str:

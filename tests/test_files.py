@@ -23,6 +23,7 @@ from app.extracted import Limits
 from app.limits import Limits as RequestLimits
 from app.sandbox import Bounds, Line, Sandbox
 from app.settings import Settings
+from app.writing import Document
 from tests.fakes import EmbeddingServer
 from tests.papers import epub, pdf, word
 from tests.service import Running, serving
@@ -464,3 +465,35 @@ def test_uploads_that_take_long_stop_no_write_and_are_dropped_when_their_callers
         caller.close()
     until((0, 0))
     assert upload(service, collection, ("a.txt", b"words")).status_code == 200
+
+
+@pytest.mark.node
+@pytest.mark.parametrize(
+    "given",
+    [{"metadata": "x"}, {"metadata": [1]}, {"metadata": 5}, {"metadata": True}, {"id": 5}, {"id": ["x"]}],
+)
+def test_what_is_given_of_a_file_is_put_together_only_where_it_fits(service, collection, given):
+    [name] = given
+    for form in ({"fields": given}, {"each": {"a.txt": given}}, {"each": [given]}):
+        answer = upload(service, collection, ("a.txt", b"words"), refresh="false", **form)
+        assert answer.status_code == 422, answer.text
+        assert f"`{name}` is no" in answer.text
+
+
+ODD: list[Any] = [None, 5, -1.5, True, "x", [], [None], {}, {"a": {}}]
+
+
+@pytest.mark.node
+def test_whatever_is_given_of_a_file_is_stored_or_told(service, collection):
+    files = ("a.txt", b"words"), ("a.jsonl", b'{"id": "r", "text": "words", "metadata": {"k": 1}}')
+    for name in sorted(Document.model_fields.keys() - {"text", "embedding"}):
+        for value in ODD:
+            for file in files:
+                answer = upload(service, collection, file, refresh="false", fields={name: value})
+                assert answer.status_code in (200, 422), (name, value, answer.text)
+
+
+@pytest.mark.node
+def test_a_null_given_for_an_id_is_as_none_given(service, collection):
+    answer = upload(service, collection, ("a.csv", b"text\nwords\n"), fields={"id": None})
+    assert [item["id"] for item in answer.json()["items"]] == ["a.csv#2"]
