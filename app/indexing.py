@@ -920,7 +920,7 @@ def _source_of(item: "_Upsert", target: Target) -> Source | HalflifeError:
             chunk.start,
             chunk.end,
             digest=chunk.hash if item.document.embedding is None else None,
-            vector=vector,
+            vector=None if vector is None else _measured_for(target, vector),
         )
         for chunk, vector in zip(item.chunks, found, strict=True)
     ]
@@ -1063,7 +1063,10 @@ def _deleted_for(within: Condition | None, stored: Stored) -> bool:
 
 
 def _typed_for(target: Target, source: Source | HalflifeError) -> Source | HalflifeError:
-    """Return a document with typed copies of what this index declares: that may have changed since it was read."""
+    """Return a document as this index takes it: typed copies of what it declares, vectors as it measures them.
+
+    Both may have changed since it was read.
+    """
     if isinstance(source, HalflifeError) or source.get(fields.DELETED):
         return source
     try:
@@ -1071,7 +1074,21 @@ def _typed_for(target: Target, source: Source | HalflifeError) -> Source | Halfl
     except InvalidItem as error:
         return error
     plain = {name: value for name, value in source.items() if name != fields.DECLARED}
+    if fields.CHUNKS in plain:
+        plain[fields.CHUNKS] = [
+            {**chunk, "embedding": _measured_for(target, chunk["embedding"])}
+            if "embedding" in chunk
+            else chunk
+            for chunk in plain[fields.CHUNKS]
+        ]
     return {**plain, fields.DECLARED: declared} if declared else plain
+
+
+def _measured_for(target: Target, vector: str) -> str:
+    """Return a packed vector as the target's index holds it; it may have been made for another measure's."""
+    if target.collection.similarity == "cosine":
+        return vector
+    return pack_vector(measured_alike(unpack_vector(vector), target.collection.similarity))
 
 
 def _outside() -> Forbidden:

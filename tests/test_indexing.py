@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app import names, writes, writing
+from app import indexing, names, writes, writing
 from app.answers import BulkResult
 from app.catalog import Catalog, create, install_templates
 from app.chunking import Chunking
 from app.collection import Collection, CollectionOptions
 from app.elastic import BulkAction, Cluster
 from app.embedding import Embedder
-from app.encoding import pack_vector, unpack_vector
+from app.encoding import pack_vector, packed, unpack_vector
 from app.errors import (
     ClusterUnavailable,
     CursorExpired,
@@ -1181,17 +1181,20 @@ class Moving:
         return await self.current()
 
 
-async def second_index(world: World, *, dims: int) -> Collection:
+async def second_index(world: World, *, dims: int, similarity: str = "cosine") -> Collection:
     """A copy of the collection's index with other vectors, and nothing in it."""
     index = names.index_name(world.collection.name, now() + timedelta(seconds=5))
     mapping = (await world.cluster.get_mapping(world.collection.index))[world.collection.index]
     mapping["properties"]["chunks"]["properties"]["embedding"]["dims"] = dims
+    mapping["properties"]["chunks"]["properties"]["embedding"]["similarity"] = similarity
     settings = (await world.cluster.get_settings(world.collection.index))[world.collection.index]
     analysis = {key: value for key, value in settings.items() if key.startswith("index.analysis")}
     await world.cluster.create_index(
         index, {"mappings": mapping, "settings": {**analysis, "index.refresh_interval": "-1"}}
     )
-    return world.collection.model_copy(update={"index": index, "dims": dims, "model": f"fake-{dims}"})
+    return world.collection.model_copy(
+        update={"index": index, "dims": dims, "model": f"fake-{dims}", "similarity": similarity}
+    )
 
 
 async def test_writes_go_on_over_a_fence_and_end_in_the_index_that_is_written_then(world: World) -> None:
@@ -1243,6 +1246,58 @@ async def test_writes_go_on_over_a_fence_and_end_in_the_index_that_is_written_th
             assert np.allclose(chunk["embedding"], vector_of(f"last {entry['_id']}", 16), atol=1e-6)
         assert stored[0]["_source"]["lang"] == "en"
         await embedder.close()
+
+
+@pytest.mark.parametrize("similarity", ["dot_product", "max_inner_product", "l2_norm"])
+async def test_vectors_made_for_one_measure_are_written_as_the_next_index_measures(
+    world: World, similarity: Any
+) -> None:
+    """The generation changes when a bulk and a change have their vectors: those that cosine takes at any length."""
+    collection = world.collection.model_copy(update={"model": "fake"})
+    second = (await second_index(world, dims=DIMS, similarity=similarity)).model_copy(
+        update={"model": "fake"}
+    )
+    own = [3.0, 4.0, *[0.0] * (DIMS - 2)]
+
+    class Between:
+        """Embeds once the index that is written has changed."""
+
+        model = "fake"
+
+        async def embed_documents(self, texts: Sequence[str], **options: Any) -> Any:
+            await world.cluster.update_aliases(
+                [{"remove": {"index": collection.index, "alias": world.alias}}]
+            )
+            await world.cluster.add_write_block(collection.index)
+            await world.cluster.update_aliases([{"add": {"index": second.index, "alias": later(world)}}])
+            return await world.embedder.embed_documents(texts, **options)
+
+    moving = Moving(world, second, world.embedder)
+    first = Target(world.alias, collection, Between())
+
+    async def current() -> Target:
+        return Target(later(world), second, world.embedder) if moving.moved else first
+
+    moving.current = current  # type: ignore[method-assign]
+    indexer = Indexer(
+        cluster=world.cluster, targets=lambda name: moving, stamper=Stamper(4, now_us), now=now,
+        chunks=Chunking(max_tokens=40, overlap_tokens=0),
+    )  # fmt: skip
+    result = await indexer.upsert(
+        [{"id": "own", "text": "t", "embedding": own}, {"id": "models", "text": "another"}],
+        collection=collection,
+    )
+    assert statuses(result) == ["created", "created"]
+    assert moving.rereads == 1
+    [entry] = await world.cluster.mget(second.index, ["own"], source=True, vectors=True, timeout_s=10)
+    [chunk] = entry["_source"]["chunks"]
+    assert np.allclose(unpack_vector(packed(chunk["embedding"])), [0.6, 0.8, *[0.0] * (DIMS - 2)])
+    # A change of what was read in the first index.
+    source = {"document_id": "own", "text": "t", "chunks": [{"text": "t", "embedding": packed(own)}]}
+    changed = indexing._typed_for(await current(), source)
+    assert isinstance(changed, dict)
+    assert np.allclose(unpack_vector(changed["chunks"][0]["embedding"]), [0.6, 0.8, *[0.0] * (DIMS - 2)])
+    assert indexing._typed_for(first, source) == source
 
 
 async def test_a_stranger_under_our_version_is_not_taken_for_our_own_write(world: World) -> None:
