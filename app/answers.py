@@ -165,7 +165,7 @@ class FilesResult(Value):
 
 
 class Deletion(BulkResult):
-    """How many documents a delete took away, and the items that were named or failed."""
+    """How many documents a delete took away, and the items that were named or failed; of a filter's the first 1,000."""
 
     deleted: int
 

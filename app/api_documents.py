@@ -228,7 +228,7 @@ async def delete_many(request: Request, collection: str) -> Response:
     gone = await service.indexer.delete_matching(
         clauses, collection=target, refresh=wanted.refresh, within=within
     )
-    return answer(Deletion(deleted=gone.deleted, items=gone.failures, failed=len(gone.failures)))
+    return answer(Deletion(deleted=gone.deleted, items=gone.failures, failed=gone.failed))
 
 
 def _deletion(result: BulkResult) -> Deletion:

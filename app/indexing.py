@@ -44,6 +44,8 @@ PARALLEL_SLICES: Final = 2
 CHANGE_ITEMS: Final = 32
 """Documents that are read whole, vectors included, and written again at a time."""
 SCAN_ITEMS: Final = 1_000
+TOLD_FAILURES: Final = 1_000
+"""Of the documents that a filter matches and that can't be deleted, so many are told of; all are counted."""
 SCAN_KEEP_ALIVE_S: Final = 120.0
 CHARS_IN_LOOP: Final = 20_000
 """Longer texts are cut in a thread, so that others are served meanwhile (1,000,000 characters take 0.1 to 1 s)."""
@@ -61,9 +63,10 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """How many documents a filter deleted, and what became of those that it couldn't."""
+    """How many documents a filter deleted, how many it couldn't, and what became of the first of those."""
 
     deleted: int
+    failed: int
     failures: list[ItemResult]
 
 
@@ -647,8 +650,16 @@ class Indexer:
         again as it then is. Raises ClusterUnavailable if the matches can't be read.
         """
         writer = self._writer(collection)
-        deleted = 0
-        failures: dict[str, ItemResult] = {}
+        deleted = missed = 0
+        failures: list[ItemResult] = []
+
+        def fail(id_: str, error: HalflifeError) -> None:
+            nonlocal missed
+            missed += 1
+            # A filter may match millions that the caller may not delete.
+            if len(failures) < TOLD_FAILURES:
+                failures.append(failed(id_, error))
+
         only: list[str] | None = None
         rounds, until = 0, writer.deadline()
         while True:
@@ -663,11 +674,11 @@ class Indexer:
                         if within is None or confined(within, hit["_source"]):
                             writes.append(self._burial(hit, within, origin))
                         else:
-                            failures[hit["_id"]] = failed(hit["_id"], _outside())
+                            fail(hit["_id"], _outside())
                     await writer.write(writes, self._encode_bodies)
                     for write in writes:
                         if write.error is not None:
-                            failures[write.id] = failed(write.id, write.error)
+                            fail(write.id, write.error)
                         elif write.conflict:
                             changed.append(write.id)
                         else:
@@ -675,12 +686,13 @@ class Indexer:
             if not changed:
                 break
             if not await writer.pause(rounds, until=until):
-                failures |= {id_: failed(id_, contended()) for id_ in changed}
+                for id_ in changed:
+                    fail(id_, contended())
                 break
             only, rounds = changed, rounds + 1
         if refresh != "false" and deleted:
             await writer.refresh()
-        return Deleted(deleted, list(failures.values()))
+        return Deleted(deleted, missed, failures)
 
     def _burial(self, hit: Mapping[str, Any], within: Condition | None, origin: Target) -> Write:
         # Of an index that a reindex has brought or taken away it is not known here whose it is.

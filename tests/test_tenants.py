@@ -18,6 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from app import indexing
 from app.elastic import Cluster
 from app.keys import hash_of
 from app.reindex import Changes, Reindexer
@@ -504,6 +505,18 @@ def test_a_shared_document_is_seen_and_not_deleted(a, root, shared):
     refused = a.delete(path)
     assert (refused.status_code, refused.json()["type"]) == (403, FORBIDDEN)
     assert root.get(path).status_code == 200
+
+
+def test_of_many_shared_documents_some_are_told_and_all_are_counted(a, root, shared, monkeypatch):
+    monkeypatch.setattr(indexing, "TOLD_FAILURES", 3)
+    path = f"/v1/collections/{shared}/documents"
+    more = [document(f"both{at}", ["a", "b"], embedding=None) for at in range(6)]
+    assert root.post(path, json={"documents": more, "refresh": "true"}).json()["failed"] == 0
+    told = a.post(f"{path}/delete", json={"delete_all": True, "refresh": "true"}).json()
+    assert (told["deleted"], told["failed"]) == (3, 7)
+    assert [item["id"] for item in told["items"]] == ["both", "both0", "both1"]
+    assert {item["error"]["type"] for item in told["items"]} == {"forbidden"}
+    assert len(root.get(path).json()["documents"]) == 7 + 4
 
 
 def test_touches_stay_inside(a, root, shared):
