@@ -10,9 +10,10 @@ import hashlib
 import hmac
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
@@ -32,10 +33,12 @@ from app.values import ItemError
 PURPOSE: Final = "feedback"
 ALIAS: Final = names.own_index(PURPOSE)
 MOST_VOTES: Final = 20_000
-"""Newest votes of a collection that count."""
+"""Votes of a collection that count: the newest of each key, which all have the same share as far as they have votes."""
 MOST_PER_VOTER: Final = 2_000
-"""Of one voter, so that a flood by one doesn't push out everybody else's."""
-MOST_READ: Final = 100_000
+"""Of one voter, so that a flood by one doesn't push out everybody else's of its key."""
+MOST_KEYS: Final = 10_000
+MOST_READ: Final = 5
+"""How many times as many votes are read as may count: those of a voter who has too many are passed over."""
 MOST_COLLECTIONS: Final = 64
 TABLES_KEPT: Final = 16
 """Tables of a collection's ratings, as of an instant each. Those by one key's votes count by the votes in them."""
@@ -334,8 +337,7 @@ class Votes:
             except HalflifeError as error:
                 log.warning("the ratings of `%s` are not read: %s", collection.name, error.detail)
                 return
-            merged = {**known.votes, **dict(fresh)}
-            known.votes = merged if since_ms is None else _newest(merged)
+            known.votes = _newest({**known.votes, **dict(fresh)})
             # Computed here rather than by the search that wants it next.
             await self._table(known, until_ms, None)
             known.read_until_ms = until_ms
@@ -394,13 +396,48 @@ def _item(raw: Any, ranks: Mapping[str, int], taken: set[str]) -> FeedbackItem |
 async def _votes(
     cluster: Cluster, collection: Collection, *, since_ms: int | None
 ) -> AsyncIterator[tuple[str, Vote]]:
-    """Yield (id, vote), newest first, of one voter at most `MOST_PER_VOTER`, up to `MOST_VOTES` in all."""
+    """Yield (id, vote), of each key the newest first, of one voter at most `MOST_PER_VOTER`.
+
+    Where there are more than `MOST_VOTES`, each key gives at most its share: who makes up voters pushes out nobody else's.
+    """
+    query = _of(collection, since_ms)
+    counts = await _counts(cluster, query)
+    if sum(counts.values()) <= MOST_VOTES:
+        async for found in _newest_votes(cluster, query, most=MOST_VOTES):
+            yield found
+        return
+    share = _share(counts.values(), most=MOST_VOTES)
+    many = [key for key, count in counts.items() if count > share]
+    of_others = {"bool": {"filter": [query], "must_not": [{"terms": {"key_id": many}}]}}
+    parts = [({"bool": {"filter": [query, {"term": {"key_id": key}}]}}, share) for key in many]
+    for part, most in [(of_others, MOST_VOTES), *parts]:
+        async for found in _newest_votes(cluster, part, most=most):
+            yield found
+
+
+async def _counts(cluster: Cluster, query: Json) -> dict[str, int]:
+    """Return key -> number of votes."""
+    body = {
+        "size": 0,
+        "query": query,
+        "track_total_hits": False,
+        "aggs": {"keys": {"terms": {"field": "key_id", "size": MOST_KEYS}}},
+    }
+    try:
+        answer = await cluster.search(
+            ALIAS, body, timeout_s=cluster.request_timeout_s, doing=f"counting {ALIAS}"
+        )
+    except NotFound:
+        return {}
+    buckets = answer.get("aggregations", {}).get("keys", {}).get("buckets", [])
+    return {bucket["key"]: bucket["doc_count"] for bucket in buckets}
+
+
+async def _newest_votes(cluster: Cluster, query: Json, *, most: int) -> AsyncIterator[tuple[str, Vote]]:
     by_voter: dict[tuple[str, str], int] = {}
     given = 0
     read = 0
-    async for source in pages(
-        cluster, ALIAS, _of(collection, since_ms), sort=[{"@timestamp": "desc"}, {"vote": "asc"}]
-    ):
+    async for source in pages(cluster, ALIAS, query, sort=[{"@timestamp": "desc"}, {"vote": "asc"}]):
         read += 1
         vote = Vote(
             document=source["document_id"],
@@ -416,15 +453,34 @@ async def _votes(
         if by_voter[voter] <= MOST_PER_VOTER:
             yield source["vote"], vote
             given += 1
-        if given >= MOST_VOTES or read >= MOST_READ:
+        if given >= most or read >= MOST_READ * most:
             return
 
 
+def _share(counts: Iterable[int], *, most: int) -> int:
+    """Return how many each may have so that all together have at most `most`, and none that has fewer loses any; at least 1."""
+    left = most
+    waiting = sorted(counts)
+    for at, count in enumerate(waiting):
+        share = left // (len(waiting) - at)
+        if count > share:
+            return max(1, share)
+        left -= count
+    return most
+
+
 def _newest(votes: Mapping[str, Vote]) -> dict[str, Vote]:
-    if len(votes) <= MOST_VOTES:
-        return dict(votes)
+    """Return the votes that count: of each voter, then of each key the newest."""
     ordered = sorted(votes.items(), key=lambda item: (-item[1].at_ms, item[0]))
-    return dict(ordered[:MOST_VOTES])
+    by_voter: dict[tuple[str, str], int] = {}
+    by_key: dict[str, list[tuple[str, Vote]]] = {}
+    for id_, vote in ordered:
+        voter = (vote.key, vote.voter)
+        by_voter[voter] = by_voter.get(voter, 0) + 1
+        if by_voter[voter] <= MOST_PER_VOTER:
+            by_key.setdefault(vote.key, []).append((id_, vote))
+    share = _share(map(len, by_key.values()), most=MOST_VOTES)
+    return dict(chain.from_iterable(of_key[:share] for of_key in by_key.values()))
 
 
 def _of(collection: Collection, since_ms: int | None = None) -> Json:

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,7 @@ from app.elastic import Cluster
 from app.errors import ClusterUnavailable
 from app.feedback import JudgedQuery, Votes, counted_from, judgements
 from app.keys import hash_of
-from app.ratings import Ratings, rate
+from app.ratings import Ratings, Vote, rate
 from app.searchlog import Asked, SearchLog, entry, index_of, marked, query_hash
 from app.settings import Settings
 from app.times import to_ms
@@ -402,9 +403,19 @@ def test_a_search_that_is_not_logged_is_refused(client):
     assert vote(client, "20260131-a").status_code == 422
 
 
-async def fill(cluster: Cluster, collection: str, document: str, verdict: str, *, voters: int, rank: int = 1):
-    """Write votes of many keys, some minutes old so that they are settled."""
-    moment = datetime.now(UTC) - timedelta(minutes=5)
+async def fill(
+    cluster: Cluster,
+    collection: str,
+    document: str,
+    verdict: str,
+    *,
+    voters: int,
+    rank: int = 1,
+    key: str | None = None,
+    minutes: int = 5,
+) -> None:
+    """Write votes of many keys, or of users of one, some minutes old so that they are settled."""
+    moment = datetime.now(UTC) - timedelta(minutes=minutes)
     index = names.own_dated_index("feedback", moment, monthly=True)
     await searchlog.make_index(cluster, index, template=catalog.FEEDBACK_TEMPLATE)
     uid = (await catalog.get(cluster, collection)).collection.uid
@@ -414,7 +425,7 @@ async def fill(cluster: Cluster, collection: str, document: str, verdict: str, *
         entries.append((index, id_, {
             "@timestamp": moment.isoformat(), "searched_at": moment.isoformat(), "vote": id_,
             "collection": collection, "search_id": "20260101-x", "query_hash": "q", "document_id": document,
-            "rank": rank, "verdict": verdict, "voter": f"v{number}", "key_id": f"k{number}", "collection_uid": uid,
+            "rank": rank, "verdict": verdict, "voter": f"v{number}", "key_id": key or f"k{number}", "collection_uid": uid,
         }))  # fmt: skip
     outcomes = await cluster.record(entries)
     assert {outcome.fate for outcome in outcomes} == {"applied"}
@@ -635,6 +646,50 @@ async def test_instants_within_a_minute_share_a_table(client, cluster, collectio
         await votes.close()
     assert {ratings.as_of_ms for ratings in found} == {to_ms(AS_OF)}
     assert tables.begun.count(to_ms(AS_OF)) == 1
+
+
+async def test_the_votes_of_one_key_push_out_no_other_keys(monkeypatch, client, cluster, collection):
+    """Whoever sends many, under however many users, and newer ones: what the others have counts, up to an equal share."""
+    monkeypatch.setattr(feedback, "MOST_VOTES", 60)
+    await fill(cluster, collection, "a", "helpful", voters=10, key="small", minutes=9)
+    await fill(cluster, collection, "b", "helpful", voters=90, key="large", minutes=7)
+    await fill(cluster, collection, "c", "helpful", voters=200, key="larger", minutes=5)
+    found = (await catalog.get(cluster, collection)).collection
+    votes = dict([each async for each in feedback._votes(cluster, found, since_ms=None)])
+    expected = {"small": 10, "large": 25, "larger": 25}
+    assert Counter(vote.key for vote in votes.values()) == expected
+    # What comes later is held beside it by the same rule.
+    newest = max(vote.at_ms for vote in votes.values())
+    flood = {
+        f"f{n}": Vote("d", f"user {n}", "larger", "helpful", 1, newest + 1 + n, "q") for n in range(1_000)
+    }
+    kept = feedback._newest({**votes, **flood})
+    assert Counter(vote.key for vote in kept.values()) == expected
+    assert {f"f{n}" for n in range(975, 1_000)} <= kept.keys()
+    assert feedback._newest(votes) == votes
+
+
+def test_one_voter_has_a_bound_in_what_is_held_too(monkeypatch):
+    monkeypatch.setattr(feedback, "MOST_PER_VOTER", 3)
+    votes = {
+        f"{who}{n}": Vote("d", who, "k", "helpful", 1, n, "q") for who in ("often", "rare") for n in range(5)
+    }
+    assert sorted(feedback._newest(votes)) == [f"{who}{n}" for who in ("often", "rare") for n in (2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    "counts, most, share",
+    [
+        ([5, 5], 10, 10),
+        ([1, 2], 10, 10),
+        ([100, 1], 10, 9),
+        ([9, 9, 2], 10, 4),
+        ([3, 3, 3], 2, 1),
+        ([], 10, 10),
+    ],
+)
+def test_shares_are_equal_as_far_as_there_is_something_to_share(counts, most, share):
+    assert feedback._share(counts, most=most) == share
 
 
 def test_more_keys_than_tables_are_kept_each_keep_theirs():
