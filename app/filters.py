@@ -20,9 +20,11 @@ What a test means:
 
 import json
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, Literal, TypeAlias
 
 from app import fields
@@ -70,11 +72,15 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Hold if a value of the field is among `wanted`; dates are half-open [from, to) spans of milliseconds."""
+    """Hold if a value of the field is among `wanted`; dates are half-open [from, to) spans of milliseconds, in order."""
 
     path: str
     field: Field
     wanted: tuple[Any, ...]
+    members: frozenset[Any] = dataclass_field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", frozenset(self.wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +172,7 @@ def explain_mismatch(
     path: str = "filter",
 ) -> list[str]:
     """Return a sentence for each clause that excludes the document, in the filter's order; none if it passes."""
-    return _mismatches(parse_filter(value, declared=declared, path=path), document_source)
+    return _mismatches(parse_filter(value, declared=declared, path=path), _Read(document_source))
 
 
 # --- reading a filter ------------------------------------------------------------------------------------------------
@@ -708,24 +714,60 @@ def _exists(name: str) -> dict[str, Any]:
 # --- on one document -----------------------------------------------------------------------------------------------
 
 
+class _Read:
+    """One document's values by field, each looked up once however many conditions ask for it."""
+
+    def __init__(self, source: Mapping[str, Any]) -> None:
+        self._source = source
+        self._sorted: dict[Field, list[Any]] = {}
+        self._distinct: dict[Field, frozenset[Any]] = {}
+        self._unheard: dict[Field, bool] = {}
+        self._values: dict[Field, list[Any]] = {}
+
+    def values(self, field: Field) -> list[Any]:
+        """Return the values in the document's order."""
+        if field not in self._values:
+            self._values[field] = _values(field, self._source)
+        return self._values[field]
+
+    def distinct(self, field: Field) -> frozenset[Any]:
+        if field not in self._distinct:
+            self._distinct[field] = frozenset(self.values(field))
+        return self._distinct[field]
+
+    def sorted(self, field: Field) -> list[Any]:
+        if field not in self._sorted:
+            self._sorted[field] = sorted(self.values(field))
+        return self._sorted[field]
+
+    def unheard(self, field: Field) -> bool:
+        if field not in self._unheard:
+            self._unheard[field] = _unheard(field, self._source)
+        return self._unheard[field]
+
+
 def holds(condition: Condition, document_source: Mapping[str, Any]) -> bool:
     """Tell whether the document, as it stands in `_source`, meets the condition."""
+    return _holds(condition, _Read(document_source))
+
+
+def _holds(condition: Condition, read: _Read) -> bool:
     match condition:
         case AllOf(parts=parts):
-            return all(holds(part, document_source) for part in parts)
+            return all(_holds(part, read) for part in parts)
         case AnyOf(parts=parts):
-            return any(holds(part, document_source) for part in parts)
+            return any(_holds(part, read) for part in parts)
         case Not(part=part):
-            return not holds(part, document_source)
+            return not _holds(part, read)
         case Present(field=field):
-            return bool(_values(field, document_source))
-        case OneOf(field=field, wanted=wanted):
-            values = _values(field, document_source)
+            return bool(read.values(field))
+        case OneOf(field=field, wanted=wanted, members=members):
             if field.kind == "date":
-                return any(start <= value < end for value in values for start, end in wanted)
-            return any(value in wanted for value in values)
+                ordered = read.sorted(field)
+                return any(_some_inside(ordered, {"gte": start, "lt": end}) for start, end in wanted)
+            return not members.isdisjoint(read.distinct(field))
         case Within(field=field, bounds=bounds):
-            return any(_inside(value, bounds) for value in _values(field, document_source))
+            return _some_inside(read.sorted(field), bounds)
 
 
 def confined(condition: Condition, document_source: Mapping[str, Any]) -> bool:
@@ -734,25 +776,32 @@ def confined(condition: Condition, document_source: Mapping[str, Any]) -> bool:
     A document of the tenants `["a", "b"]` holds for a filter on either. Who may write for one of them alone must
     write no such document, since the other would find it.
     """
+    return _confined(condition, _Read(document_source))
+
+
+def _confined(condition: Condition, read: _Read) -> bool:
     match condition:
         case AllOf(parts=parts):
-            return all(confined(part, document_source) for part in parts)
+            return all(_confined(part, read) for part in parts)
         case AnyOf(parts=parts):
-            return any(confined(part, document_source) for part in parts)
+            return any(_confined(part, read) for part in parts)
         case Within(field=field, bounds=bounds):
-            values = _values(field, document_source)
-            return bool(values) and all(_inside(value, bounds) for value in values)
-        case OneOf(field=field, wanted=wanted):
-            values = _values(field, document_source)
-            if _unheard(field, document_source):
+            ordered = read.sorted(field)
+            return bool(ordered) and _inside(ordered[0], bounds) and _inside(ordered[-1], bounds)
+        case OneOf(field=field, wanted=wanted, members=members):
+            distinct = read.distinct(field)
+            if read.unheard(field) or not distinct:
                 return False
             if field.kind == "date":
-                return bool(values) and all(
-                    any(start <= value < end for start, end in wanted) for value in values
+                starts = [start for start, _ in wanted]
+                # The last span that begins by then: they are in order and apart from each other.
+                return all(
+                    (at := bisect_right(starts, value) - 1) >= 0 and value < wanted[at][1]
+                    for value in distinct
                 )
-            return bool(values) and all(value in wanted for value in values)
+            return distinct <= members
         case Not() | Present():
-            return holds(condition, document_source)
+            return _holds(condition, read)
 
 
 def marks(condition: Condition, document_source: Mapping[str, Any]) -> dict[str, Any]:
@@ -760,18 +809,18 @@ def marks(condition: Condition, document_source: Mapping[str, Any]) -> dict[str,
 
     Only values that the condition asks for, so that what remembers them remembers nothing else of the document.
     """
-    found = _marks(condition, document_source)
+    found = _marks(condition, document_source, _Read(document_source))
     return found if confined(condition, found) else {}
 
 
-def _marks(condition: Condition, source: Mapping[str, Any]) -> dict[str, Any]:
+def _marks(condition: Condition, source: Mapping[str, Any], read: _Read) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    if not confined(condition, source):
+    if not _confined(condition, read):
         return made
     match condition:
         case AllOf(parts=parts) | AnyOf(parts=parts):
             for part in parts:
-                more = _marks(part, source)
+                more = _marks(part, source, read)
                 if fields.METADATA in made and fields.METADATA in more:
                     more[fields.METADATA] |= made[fields.METADATA]
                 made |= more
@@ -803,6 +852,16 @@ def _inside(value: Any, bounds: Mapping[str, Any]) -> bool:
         and ("lt" not in bounds or value < bounds["lt"])
         and ("lte" not in bounds or value <= bounds["lte"])
     )
+
+
+def _some_inside(ordered: Sequence[Any], bounds: Mapping[str, Any]) -> bool:
+    """Tell whether one of the values, which are in order, lies inside all bounds."""
+    at = 0
+    if "gt" in bounds:
+        at = bisect_right(ordered, bounds["gt"])
+    if "gte" in bounds:
+        at = max(at, bisect_left(ordered, bounds["gte"]))
+    return at < len(ordered) and _inside(ordered[at], bounds)
 
 
 def _values(field: Field, source: Mapping[str, Any]) -> list[Any]:
@@ -887,35 +946,42 @@ def _written(metadata: Mapping[str, Any], path: str) -> Iterator[str]:
                 yield value if isinstance(value, str) else _json(value)
 
 
-def _mismatches(condition: Condition, source: Mapping[str, Any]) -> list[str]:
-    if holds(condition, source):
-        return []
+def _mismatches(condition: Condition, read: _Read) -> list[str]:
+    """Return what of the condition fails; nothing exactly where it holds."""
     match condition:
         case AllOf(parts=parts):
-            return [reason for part in parts for reason in _mismatches(part, source)]
+            return [reason for part in parts for reason in _mismatches(part, read)]
         case AnyOf(path=path, parts=parts):
-            reasons = [reason for part in parts for reason in _mismatches(part, source)]
+            reasons: list[str] = []
+            for part in parts:
+                own = _mismatches(part, read)
+                if not own:
+                    return []
+                reasons += own
             more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
             return [f"`{path}`: none of its {len(parts)} filters holds ({'; '.join(reasons[:5])}{more})"]
+        case _ if _holds(condition, read):
+            return []
         case Not(path=path, part=OneOf(field=field)):
-            return [f"`{path}`: the document has {_listed(field, source)}, which is excluded"]
+            return [f"`{path}`: the document has {_listed(field, read)}, which is excluded"]
         case Not(path=path, part=Present(field=field)):
-            return [f"`{path}`: the document has {_listed(field, source)}, and none may be there"]
+            return [f"`{path}`: the document has {_listed(field, read)}, and none may be there"]
         case Not(path=path):
             return [f"`{path}`: the document meets what is excluded"]
         case OneOf(path=path, field=field):
-            return [f"`{path}`: the document has {_listed(field, source)}, which is not what is asked for"]
+            return [f"`{path}`: the document has {_listed(field, read)}, which is not what is asked for"]
         case Within(path=path, field=field, bounds=bounds):
             asked = ", ".join(f"{op} {_printed(field, value)}" for op, value in bounds.items())
-            return [f"`{path}`: the document has {_listed(field, source)}, which is not within {asked}"]
+            return [f"`{path}`: the document has {_listed(field, read)}, which is not within {asked}"]
         case Present(path=path, field=field):
-            return [f"`{path}`: the document has {_listed(field, source)}"]
+            return [f"`{path}`: the document has {_listed(field, read)}"]
 
 
-def _listed(field: Field, source: Mapping[str, Any]) -> str:
-    values = [_printed(field, value) for value in _values(field, source)]
+def _listed(field: Field, read: _Read) -> str:
+    values = read.values(field)
     more = f" and {len(values) - 5} more" if len(values) > 5 else ""
-    return f"{field.name} {', '.join(values[:5])}{more}" if values else f"no {field.name}"
+    told = ", ".join(_printed(field, value) for value in values[:5])
+    return f"{field.name} {told}{more}" if values else f"no {field.name}"
 
 
 def _printed(field: Field, value: Any) -> str:

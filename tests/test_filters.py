@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import fields
+from app import fields, filters
 from app.collection import DeclaredType
 from app.errors import InvalidRequest, LimitExceeded
 from app.filters import (
@@ -633,3 +633,57 @@ def test_a_filter_that_a_batch_shares_is_compiled_once():
     assert compiler({"a": 1}, declared=declared) != compiler({"a": True}, declared=declared)
     # The same object, where other keys are declared.
     assert compiler(given, declared={"a": "keyword"}) == compile_filter(given, declared={"a": "keyword"})
+
+
+class Compared(str):
+    """Text that counts how often it is compared."""
+
+    __slots__ = ()
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def alternatives(leaf: dict[str, Any], deep: int) -> dict[str, Any]:
+    for _ in range(deep):
+        leaf = {"or": [leaf]}
+    return leaf
+
+
+def test_many_values_against_many_others_are_explained_without_comparing_each_with_each(monkeypatch):
+    source = {"metadata": {"k": [Compared(f"v{at}") for at in range(2_000)]}}
+    looked_up: list[str] = []
+    written = filters._written
+
+    def counted(metadata: Any, path: str) -> Any:
+        looked_up.append(path)
+        return written(metadata, path)
+
+    monkeypatch.setattr(filters, "_written", counted)
+    wanted = {"k": {"in": [f"w{at}" for at in range(MAX_FILTER_TERMS)]}}
+    before = Compared.times
+    [told] = explain_mismatch(source, alternatives(wanted, MAX_FILTER_DEPTH - 1), declared={})
+    assert "and 1995 more, which is not what is asked for" in told
+    # Hashes that differ are not compared, but for a few whose places in the table are the same.
+    assert Compared.times - before < 2_000
+    assert looked_up == ["k"]
+
+
+def test_many_ranges_look_at_few_of_many_values():
+    source = {"declared": {"year": list(range(0, 20_000, 2))}}
+    for operators, found in (
+        ({"gt": 3, "lt": 5}, True),
+        ({"gt": 4, "lt": 6}, False),
+        ({"gte": 4, "lt": 6}, True),
+        ({"gt": 2, "lte": 4}, True),
+        ({"gte": 19_998}, True),
+        ({"gt": 19_998}, False),
+        ({"lt": 0}, False),
+        ({"lte": 0}, True),
+    ):
+        assert matches(source, {"year": operators}, declared={"year": "long"}) is found, operators
+        assert bool(explain_mismatch(source, {"year": operators}, declared={"year": "long"})) is not found
