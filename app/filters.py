@@ -841,8 +841,18 @@ def only_in(index: str) -> dict[str, Any]:
 
 def names_metadata(clauses: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether compiled clauses look at metadata, whose fields differ between a collection's indices."""
-    text = _json(clauses)
-    return f'"{_METADATA_PREFIX}' in text or f'"{_DECLARED_PREFIX}' in text
+    prefixes = (_METADATA_PREFIX, _DECLARED_PREFIX)
+    left: list[Any] = list(clauses)
+    while left:
+        for name, inner in left.pop().items():
+            if name.startswith(prefixes) or (name == "field" and str(inner).startswith(prefixes)):
+                return True
+            # A list of values is not walked: it may be long.
+            if isinstance(inner, Mapping):
+                left.append(inner)
+            elif isinstance(inner, list) and inner and isinstance(inner[0], Mapping):
+                left += inner
+    return False
 
 
 def _inside(value: Any, bounds: Mapping[str, Any]) -> bool:

@@ -404,23 +404,26 @@ async def _moved(live: list[Run], *, doors: Doors, caller: Caller) -> Collection
 
 async def _locate(live: list[Run], *, doors: Doors, caller: Caller) -> None:
     """Learn which index answered where nothing was found there: filters on metadata may have been read for another."""
-    unsure = [
-        run
-        for run in live
-        if run.index is None
-        and run.answers
-        and any(names_metadata(route.filters) for route in run.plan.routes)
-    ]
-    if not unsure or any(run.index is not None for run in live):
+    if any(run.index is not None for run in live):
+        return
+    unsure = next(
+        (
+            run
+            for run in live
+            if run.answers and any(names_metadata(route.filters) for route in run.plan.routes)
+        ),
+        None,
+    )
+    if unsure is None:
         return
     body = {"size": 1, "_source": False, "query": {"match_all": {}}, "track_total_hits": False}
-    [answer] = await ask_all([(unsure[0], body)], cluster=doors.cluster, request_id=caller.request_id)
+    [answer] = await ask_all([(unsure, body)], cluster=doors.cluster, request_id=caller.request_id)
     if isinstance(answer, HalflifeError):
-        if caller.forced and not unsure[0].lost:
+        if caller.forced and not unsure.lost:
             raise answer
         return
     for hit in answer["hits"]["hits"]:
-        unsure[0].index = hit["_index"]
+        unsure.index = hit["_index"]
 
 
 Found = dict[str, dict[str, Any]]

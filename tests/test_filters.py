@@ -22,6 +22,7 @@ from app.filters import (
     compile_filter,
     explain_mismatch,
     matches,
+    names_metadata,
     parse_filter,
 )
 from app.values import MAX_FILTER_DEPTH, MAX_FILTER_TERMS
@@ -687,3 +688,21 @@ def test_many_ranges_look_at_few_of_many_values():
     ):
         assert matches(source, {"year": operators}, declared={"year": "long"}) is found, operators
         assert bool(explain_mismatch(source, {"year": operators}, declared={"year": "long"})) is not found
+
+
+@pytest.mark.parametrize(
+    "given, names",
+    [
+        ({"k": "v"}, True),
+        ({"year": {"gte": 3}}, True),
+        ({"k": {"exists": True}}, True),
+        ({"k*": {"exists": True}}, True),
+        ({"or": [{"id": "x"}, {"not": {"and": [{"id": "y"}, {"k": {"ne": "v"}}]}}]}, True),
+        ({"lang": "en"}, True),
+        ({"id": ["metadata.k", "declared.k"]}, False),
+        ({"title": "metadata.k", "creation_time": {"gte": "2026-01-31"}, "not": {"evergreen": True}}, False),
+        ({}, False),
+    ],
+)
+def test_what_looks_at_metadata_is_known(given, names):
+    assert names_metadata(compile_filter(given, declared=DECLARED)) is names
