@@ -319,6 +319,11 @@ _GAP = "a" + " " * 300_000 + "b"
             lambda: len(split_front_matter("---\nx:\n" + "- a\n" * 300_000 + "---\n")[0]["x"]), 300_000, id="a list"
         ),
         pytest.param(
+            lambda: len(extract(("<main>" + "<script></script>ab" * 100_000).encode(), name="a.html").text),
+            200_000,
+            id="what a page drops",
+        ),
+        pytest.param(
             lambda: next(csv_rows(io.StringIO(",".join(map(str, range(100_000))) + "\na\n"))).values,
             {"0": "a"},
             id="a table's header",
