@@ -449,7 +449,8 @@ def load(
     else the file's time (the summary says of how many; --undated leaves those undated). Nothing is sent but what was read; formats with a parser are read in a process of their own.
 
     A line, file or folder that can't be read or stored is told with its reason at the end; the rest goes on. A
-    document loaded again takes the place of its earlier version.
+    document loaded again takes the place of its earlier version. An id that two files of one load bring is a failure of
+    the second one; within one file the later line or row counts.
 
     With --source NAME --prune, what the same source brought before and is gone by now (files deleted or renamed, rows
     taken out, files emptied) is deleted after the load: documents of the collection whose `source` is NAME and whose id

@@ -1,15 +1,15 @@
 """Own `halflife load`: documents from files to the API in batches, a few under way at once, each item's fate counted.
 
 Order is kept where it matters: a later document of the same id is never sent while an earlier one is under way. What
-memory it takes does not grow with the input; only the first failures are kept, all are counted.
+memory it takes does not grow with the input, but for one number for each document of a load of several files, by which
+an id that two of them bring is noticed; only the first failures are kept, all are counted.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 from app.encoding import encode
@@ -204,10 +204,18 @@ class Loader:
         return count
 
     def _read(self, sources: Sequence[Source], names: Names, sandbox: Sandbox) -> Iterator[Read]:
-        items = chain.from_iterable(
-            read(source, names, sandbox=sandbox, file_times=self._file_times) for source in sources
-        )
-        return map(self._prepare, items)
+        paths = [source.path.resolve() for source in sources]
+        several = len(set(paths)) > 1
+        first: dict[int, int] = {}
+        """Hash of an id -> the first file that brought it, so that no id is kept."""
+        for number, source in enumerate(sources):
+            for found in read(source, names, sandbox=sandbox, file_times=self._file_times):
+                item = self._prepare(found)
+                if several and item.document is not None:
+                    other = first.setdefault(hash(_id(item)), number)
+                    if paths[other] != paths[number]:
+                        item = _brought_before(item, sources[other])
+                yield item
 
     def _batches(self, items: Iterator[Read]) -> Iterator[list[Read]]:
         batch: list[Read] = []
@@ -240,7 +248,7 @@ class Loader:
             self.tally.empty += 1
             self.tally.empty_files.append(item.where)
         else:
-            self._fail(Failure.of(item.where, None, item.fault or "can't be read"))
+            self._fail(Failure.of(item.where, item.id, item.fault or "can't be read", item.remedy))
         self._progress(self.tally)
 
     def _fail(self, failure: Failure) -> None:
@@ -325,6 +333,18 @@ class Loader:
                 remedy="check that --url leads to Halflife",
             )
         return items
+
+
+def _brought_before(item: Read, other: Source) -> Read:
+    """Return a fault in the place of a document whose id another file brought: stored, it would end that one's text."""
+    return replace(
+        item,
+        document=None,
+        fault=f"{other.where} brought the same id in this load",
+        id=_id(item),
+        remedy="give each an id of its own (--id-prefix for files, --id-field for lines and rows); if it is a newer "
+        "version, load it afterwards, in a load of its own",
+    )
 
 
 def _unsendable(item: Read, document: Json) -> Failure | None:

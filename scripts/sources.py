@@ -68,6 +68,9 @@ class Read:
     warnings: tuple[str, ...] = ()
     # Its creation time is the file's own time, since nothing in the file says one.
     by_file_time: bool = False
+    # Of a fault: the id that the document would have, and what to do.
+    id: str | None = None
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

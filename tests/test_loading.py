@@ -362,6 +362,27 @@ def test_versions_of_one_document_are_never_in_one_request(tmp_path: Path) -> No
     assert all(len(set(batch)) == len(batch) for batch, _ in store.batches)
 
 
+def test_an_id_that_two_files_bring_is_a_failure_of_the_second(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "index.md").write_text(f"words of {folder}", encoding="utf-8")
+        (tmp_path / folder / "rows.csv").write_text("id,text\n1,x\n1,y\n", encoding="utf-8")
+    found, _ = sources.find([tmp_path / "a", tmp_path / "b"])
+    store = Store()
+    tally = Loader(store, "c").load(found, Names())
+    # Rows of one file that have one id are versions of one document.
+    assert sorted(id_ for batch, _ in store.batches for id_ in batch) == ["1", "1", "index.md"]
+    assert [(each.where, each.id) for each in tally.failures] == [
+        (str(tmp_path / "b/index.md"), "index.md"),
+        (str(tmp_path / "b/rows.csv:2"), "1"),
+        (str(tmp_path / "b/rows.csv:3"), "1"),
+    ]
+    assert str(tmp_path / "a/index.md") in tally.failures[0].reason
+    assert "--id-prefix" in str(tally.failures[0].remedy)
+    tally = Loader(Store(), "c").load([found[0], found[0]], Names())
+    assert (tally.created, tally.failed) == (2, 0)
+
+
 def test_reading_never_runs_far_ahead_of_sending(tmp_path: Path) -> None:
     ahead: list[int] = []
 
