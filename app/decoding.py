@@ -45,6 +45,35 @@ def decode(data: bytes, *, declared: str | None = None) -> tuple[str, str | None
     return _clean(data.decode(encoding, "replace")), encoding
 
 
+def encoding_of(head: bytes, *, whole: bool) -> tuple[str, bool]:
+    """Return the encoding of a text whose beginning this is, by Python's name, and whether it had to be guessed.
+
+    `whole`: there is no more. Found out as `decode` does, but where some lines are UTF-8 and others are not, the more count:
+    so one damaged line changes how no other is read. Raises UnreadableFile for what is no text in any of them.
+    """
+    for mark, encoding in _BOMS:
+        if head.startswith(mark):
+            # Python's names of those that take the mark away.
+            return {"utf-8": "utf-8-sig"}.get(encoding, encoding[:6]), False
+    if not whole and (end := head.rfind(b"\n")) > 0:
+        head = head[: end + 1]
+    if 0 in head[:_SAMPLE]:
+        try:
+            found = decode(head[: len(head) // 2 * 2])[1]
+        except UnreadableFile:
+            found = None  # no UTF-16: UTF-8 with NULs, which is told where it is read
+        return found or "utf-8", found is not None
+    good = bad = 0
+    for line in head.split(b"\n"):
+        if not line.isascii():
+            try:
+                line.decode("utf-8")
+                good += 1
+            except UnicodeDecodeError:
+                bad += 1
+    return (_likeliest(head), True) if bad > good else ("utf-8", False)
+
+
 def _decoded(data: bytes, encoding: str) -> str:
     try:
         return data.decode(encoding)

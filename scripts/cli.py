@@ -441,7 +441,7 @@ def load(
     Lines (.jsonl, also gzipped) and tables (.csv, .tsv) make a document of each line or row: the fields of a document under their own names (id, title, text, creation_time, updated_at, tags, lang,
     source, url, author, …). `created_at` is taken as creation_time. Any other key goes into the document's metadata,
     where it can be filtered by and is not searched. Null or empty dates mean undated. A table's first line names its
-    columns; one without text and title makes its text of all of them; a row without id is called FILE#ROW.
+    columns; one without text and title makes its text of all of them. A line or row without id is called FILE#NUMBER.
 
     Every other file makes one document: .md, .markdown, .mdx, .txt, .text, .rst, .html, .htm, .xhtml, .pdf, .docx, .epub
     (folders are searched for these and for lines and tables, hidden files left out). The id is the path within the folder, the title the document's own (else its first heading, else the

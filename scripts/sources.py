@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from app import extracting
+from app.decoding import encoding_of
 from app.drafts import Names, drafts_of, from_cells, from_line, misnamed
 from app.errors import UnreadableFile
-from app.extracted import SUFFIXES, Limits
+from app.extracted import SUFFIXES, Limits, guessed
 from app.plainfiles import csv_rows
 from app.plainfiles import parse_line as parse
 from app.sandbox import Sandbox
@@ -46,6 +47,8 @@ LINE_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _NAMED_ONLY = (".json", ".log")
 FOLDER_SUFFIXES = tuple(suffix for suffix in SUFFIXES if suffix not in _NAMED_ONLY)
 _IN_PROCESS = frozenset({"text", "markdown"})
+# So much of a file's beginning tells its encoding.
+_HEAD = 4 * 2**20
 _LONGEST_LINE = 64 * 2**20
 LIMITS = Limits(max_bytes=256 * 2**20, max_unpacked_bytes=2**30, max_pages=20_000)
 """People's own files may be larger than what strangers send."""
@@ -237,27 +240,73 @@ def _suffix(path: Path) -> str:
 
 
 def read_lines(source: Source, names: Names) -> Iterator[Read]:
-    """Yield the documents of a JSON Lines file (also gzipped, also standard input); blank lines count as nothing."""
+    """Yield the documents of a JSON Lines file (also gzipped, also standard input); blank lines count as nothing.
+
+    In UTF-8, or where its beginning tells another encoding in that one; standard input, which is read once, in UTF-8.
+    """
+    number = 0
+    # Standard input has no name by which a line could be found again.
+    piped = str(source.path) == "-"
+    for line, size in _lines(source, warn := list[str]()):
+        number += 1
+        where = f"{source.where}:{number}"
+        if size > _LONGEST_LINE:
+            yield Read(where, size, fault=f"the line is longer than {_LONGEST_LINE} bytes")
+            continue
+        if not line.strip():
+            continue
+        warnings, warn[:] = tuple(warn), []
+        try:
+            document = from_line(
+                parse(line),
+                names,
+                default_id=None if piped or names.id != "id" else f"{source.name}#{number}",
+            )
+        except ValueError as fault:
+            yield Read(where, size, fault=str(fault), warnings=warnings)
+        else:
+            yield Read(where, size, document=document, warnings=warnings)
+
+
+def _lines(source: Source, warn: list[str]) -> Iterator[tuple[bytes, int]]:
+    """Yield each line in UTF-8 and the bytes that it took in its file, cut short where it is too long to be read.
+
+    What is to be warned of is put into `warn`.
+    """
+    encoding, by_guess = ("utf-8-sig", False) if str(source.path) == "-" else _encoding(source)
+    warn += guessed(encoding if by_guess else None)
     with _open(source) as stream:
-        number = 0
+        if not encoding.startswith("utf-8"):
+            errors = "replace" if by_guess else "strict"
+            with io.TextIOWrapper(stream, encoding, errors=errors) as text:
+                while wide := text.readline(_LONGEST_LINE + 1):
+                    size = len(wide.encode(encoding, "replace"))
+                    while wide and size > _LONGEST_LINE and not wide.endswith("\n"):
+                        wide = text.readline(_LONGEST_LINE)
+                        size += len(wide.encode(encoding, "replace"))
+                    yield wide.encode(), size
+            return
+        first = True
         while line := stream.readline(_LONGEST_LINE + 1):
-            number += 1
             size = len(line)
-            where = f"{source.where}:{number}"
-            if size > _LONGEST_LINE:
-                while line and not line.endswith(b"\n"):
-                    line = stream.readline(_LONGEST_LINE)
-                    size += len(line)
-                yield Read(where, size, fault=f"the line is longer than {_LONGEST_LINE} bytes")
-                continue
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.strip():
-                continue
-            try:
-                yield Read(where, size, document=from_line(parse(line), names))
-            except ValueError as fault:
-                yield Read(where, size, fault=str(fault))
+            while line and size > _LONGEST_LINE and not line.endswith(b"\n"):
+                line = stream.readline(_LONGEST_LINE)
+                size += len(line)
+            yield line.removeprefix(b"\xef\xbb\xbf") if first else line, size
+            first = False
+
+
+def _encoding(source: Source) -> tuple[str, bool]:
+    """Return a file's encoding, and whether it had to be guessed."""
+    head = b""
+    with _open(source) as stream:
+        try:
+            while len(head) < _HEAD and (more := stream.read(64 * 2**10)):
+                head += more
+        except (OSError, EOFError, zlib.error):
+            # Told when it is read, after what can be.
+            return encoding_of(head, whole=False)
+    return encoding_of(head, whole=len(head) < _HEAD)
 
 
 def _open(source: Source) -> IO[bytes] | gzip.GzipFile:
@@ -272,33 +321,34 @@ def _open(source: Source) -> IO[bytes] | gzip.GzipFile:
 
 
 def read_table(source: Source, names: Names) -> Iterator[Read]:
-    """Yield the documents of a CSV or TSV file, row by row; UTF-8, or UTF-16 with its mark."""
-    with source.path.open("rb") as raw:
-        start = raw.read(2)
-        raw.seek(0)
-        encoding = "utf-16" if start in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
-        with io.TextIOWrapper(raw, encoding, newline="") as stream:
-            before, told = 0, False
-            try:
-                for row in csv_rows(stream, tab=_suffix(source.path) == ".tsv"):
-                    after = raw.tell()
-                    where, size, before = f"{source.where}:{row.number}", after - before, after
-                    if row.values is None:
-                        yield Read(where, size, fault=row.fault)
-                        continue
-                    try:
-                        document = from_cells(row.values, names, default_id=f"{source.name}#{row.number}")
-                    except ValueError as fault:
-                        yield Read(where, size, fault=str(fault))
-                    else:
-                        # Of all rows alike: the first one's is enough.
-                        warnings = () if told else tuple(misnamed(row.values, document, names, table=True))
-                        told = True
-                        yield Read(where, size, document=document, warnings=warnings)
-            except UnicodeDecodeError as cause:
-                raise UnreadableFile(
-                    f"is not {cause.encoding} text: {cause.reason}", remedy="save it as UTF-8"
-                ) from cause
+    """Yield the documents of a CSV or TSV file, row by row, in the encoding that its beginning tells."""
+    encoding, by_guess = _encoding(source)
+    errors = "replace" if by_guess else "strict"
+    with source.path.open("rb") as raw, io.TextIOWrapper(raw, encoding, errors, newline="") as stream:
+        before, told = 0, False
+        try:
+            for row in csv_rows(stream, tab=_suffix(source.path) == ".tsv"):
+                after = raw.tell()
+                where, size, before = f"{source.where}:{row.number}", after - before, after
+                if row.values is None:
+                    yield Read(where, size, fault=row.fault)
+                    continue
+                try:
+                    document = from_cells(row.values, names, default_id=f"{source.name}#{row.number}")
+                except ValueError as fault:
+                    yield Read(where, size, fault=str(fault))
+                else:
+                    # Of all rows alike: the first one's is enough.
+                    warnings: tuple[str, ...] = ()
+                    if not told:
+                        unsure = guessed(encoding if by_guess else None)
+                        warnings = (*unsure, *misnamed(row.values, document, names, table=True))
+                    told = True
+                    yield Read(where, size, document=document, warnings=warnings)
+        except UnicodeDecodeError as cause:
+            raise UnreadableFile(
+                f"is not {cause.encoding} text: {cause.reason}", remedy="save it as UTF-8"
+            ) from cause
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

@@ -105,7 +105,6 @@ BAD_LINES = {
     "text": (b'"x"', "one JSON object"),
     "NaN": (b'{"id": "a", "text": "x", "n": NaN}', "NaN"),
     "not UTF-8": (b'{"id": "\xff"}', "not UTF-8"),
-    "no id": (b'{"text": "x"}', "no `id`"),
     "a list as id": (b'{"id": ["a"], "text": "x"}', "no `id`"),
     "no date": (b'{"id": "a", "text": "x", "created_at": "yesterday"}', "creation_time"),
     "metadata that is none": (b'{"id": "a", "text": "x", "metadata": "k"}', "metadata"),
@@ -133,6 +132,48 @@ def test_gzipped_lines_are_read(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b'{"id": "a", "text": "x"}\n'))
     [source], _ = sources.find([path])
     assert [item.document for item in sources.read(source, Names())] == [{"id": "a", "text": "x"}]
+
+
+@pytest.mark.parametrize("encoding", ["gb18030", "utf-16", "utf-16-le", "big5"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.jsonl.gz"])
+def test_lines_and_tables_are_read_in_other_encodings(tmp_path: Path, encoding: str, name: str) -> None:
+    text = "無人機航拍影像資料集說明" if encoding == "big5" else "差旅报销 (travel expenses) 需要先提交发票。"
+    lines = [{"id": str(number), "text": f"{text}{number}"} for number in range(20)]
+    if name == "x.csv":
+        written = "id,text\r\n" + "".join(f"{line['id']},{line['text']}\r\n" for line in lines)
+    else:
+        written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    data = written.encode(encoding)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    items = list(sources.read(_source(path, lines=name != "x.csv"), Names()))
+    assert [item.document for item in items] == lines
+    told = [warning for item in items for warning in item.warnings]
+    # The mark of UTF-16 tells it; anything else is a guess, told once.
+    assert len(told) == (encoding != "utf-16")
+    assert all("which was guessed" in warning for warning in told)
+
+
+def test_a_line_without_an_id_is_called_after_its_file_and_number(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "x"}\n\n{"id": null, "text": "y"}\n', encoding="utf-8")
+    ids = [item.document and item.document["id"] for item in sources.read(_source(path), Names())]
+    assert ids == ["x.jsonl#1", "x.jsonl#3"]
+    # Of a key that was named, none is made up, nor where a file has no name.
+    [first, _] = sources.read(_source(path), Names(id="slug"))
+    assert "no `slug`" in str(first.fault)
+
+
+def test_one_line_that_is_not_utf_8_changes_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    good = '{"id": "%d", "text": "差旅报销"}\n'
+    path.write_bytes((good % 1).encode() + (good % 2).encode("gb18030") + (good % 3).encode())
+    items = list(sources.read(_source(path), Names()))
+    assert [item.document and item.document["text"] for item in items] == ["差旅报销", None, "差旅报销"]
+    assert "not UTF-8" in str(items[1].fault)
+    path.write_bytes((good % 1).encode() + b"\0\n" + (good % 3).encode())
+    items = list(sources.read(_source(path), Names()))
+    assert [item.document and item.document["id"] for item in items] == ["1", None, "3"]
 
 
 def test_what_is_damaged_is_a_fault_after_what_could_be_read(tmp_path: Path) -> None:
