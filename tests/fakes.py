@@ -73,6 +73,7 @@ class FarEnd:
         self._released: asyncio.Event
         self._server: asyncio.Server
         self._connections: set[asyncio.Task[None]] = set()
+        self._transports: set[asyncio.WriteTransport] = set()
 
     @property
     def url(self) -> str:
@@ -96,25 +97,36 @@ class FarEnd:
 
     async def _open(self) -> None:
         self._released = asyncio.Event()
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=2**26)
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0, limit=2**26)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:
+        # A client whose connection is closed may try another at once; one that is accepted while the server is closed is
+        # left open by asyncio (3.11), so nobody is accepted first, and those that are being accepted are waited for.
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        while pending := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in self._connections:
+                task.cancel()
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         self._server.close()
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        for transport in self._transports:
+            transport.abort()
+        await asyncio.sleep(0)
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._transports.add(writer.transport)
+        task = asyncio.get_running_loop().create_task(self._connected(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while await self._serve(reader, writer):
                     pass
         finally:
-            self._connections.discard(task)
+            self._transports.discard(writer.transport)
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
