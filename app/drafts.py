@@ -8,7 +8,7 @@ import json
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from app.extracted import Extracted, Row, without_space_before_zone
@@ -23,6 +23,8 @@ _FIELDS: Final = frozenset(Document.model_fields)
 _DATE_NAMES: Final = ("creation_time", "created_at", "date", "created", "published")
 # What a column of dates may be called that nobody named as such.
 _DATE_LIKE: Final = frozenset({*_DATE_NAMES, "published_at", "timestamp", "time"})
+# What a text may be called that nobody named as such.
+_TEXT_LIKE: Final = ("content", "body", "page_content")
 _CHANGED_NAMES: Final = ("updated_at", "updated", "lastmod", "modified")
 _DATES: Final = frozenset(
     {"creation_time", "updated_at", "last_accessed_at", "start_date", "end_date", "expires_at"}
@@ -129,6 +131,13 @@ def misnamed(
             f"no column is called `{shown(names.text)}` or `{shown(names.title)}`: its text is made of all columns; say "
             "which they are (`names` of an upload, --text-field and --title-field of `halflife load`)"
         )
+    elif not document.get("text") and names.text not in values:
+        like = [name for name in _TEXT_LIKE if isinstance(values.get(name), str) and values[name].strip()]
+        if like:
+            told.append(
+                f"it has no `{shown(names.text)}`, and `{like[0]}` is metadata, which is not searched by its words; did you "
+                f"mean it as the text? Name it (`names.text` of an upload, --text-field {like[0]} of `halflife load`)"
+            )
     if document.get("creation_time") is None:
         dated = [name for name in values if name.lower() in _DATE_LIKE and _is_date(values[name])]
         how = "(`names.time` of an upload, --time-field of `halflife load`)"
@@ -140,6 +149,13 @@ def misnamed(
         elif dated:
             told.append(f"it is undated, although `{shown(dated[0])}` looks like its date: name it {how}")
     return told
+
+
+def given_otherwise(names: Names) -> dict[str, str]:
+    """Return the columns that a caller named, with what each was said to be."""
+    own = {"id": names.id, "title": names.title, "text": names.text, "creation_time": names.time}
+    usual = asdict(Names())
+    return {name: what for what, name in own.items() if name is not None and name != usual.get(what)}
 
 
 def _is_date(value: Any) -> bool:

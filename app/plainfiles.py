@@ -32,9 +32,12 @@ def read_csv(data: bytes, name: str, limits: Limits) -> Extracted:
     return Extracted("csv", rows=rows, warnings=guessed(encoding))
 
 
-def csv_rows(stream: io.TextIOBase, *, tab: bool = False, most: int | None = None) -> Iterator[Row]:
+def csv_rows(
+    stream: io.TextIOBase, *, tab: bool = False, most: int | None = None, columns: set[str] | None = None
+) -> Iterator[Row]:
     """Yield the rows of a table whose first line names its columns; empty cells are left out.
 
+    `columns` gets the columns' names before the first row comes.
     The delimiter is a comma, a semicolon, a tab or a bar: whichever the first line has most of.
     """
     csv.field_size_limit(2**27)
@@ -47,6 +50,8 @@ def csv_rows(stream: io.TextIOBase, *, tab: bool = False, most: int | None = Non
     twice = {cell for cell, times in Counter(header).items() if cell and times > 1}
     if twice:
         raise UnreadableFile(f"two columns are called '{min(twice)[:60]}'", remedy="give each its own name")
+    if columns is not None:
+        columns.update(header)
     number = 1
     while True:
         number += 1

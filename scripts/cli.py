@@ -440,7 +440,8 @@ def load(
 
     Lines (.jsonl, also gzipped) and tables (.csv, .tsv) make a document of each line or row: the fields of a document under their own names (id, title, text, creation_time, updated_at, tags, lang,
     source, url, author, …). `created_at` is taken as creation_time. Any other key goes into the document's metadata,
-    where it can be filtered by and is not searched. Null or empty dates mean undated. A table's first line names its
+    where it can be filtered by and is not searched. A key that --text-field and the like name and that a file has nowhere is a
+    failure. Null or empty dates mean undated. A table's first line names its
     columns; one without text and title makes its text of all of them. A line or row without id is called FILE#NUMBER.
 
     Every other file makes one document: .md, .markdown, .mdx, .txt, .text, .rst, .html, .htm, .xhtml, .pdf, .docx, .epub

@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from app import extracting
 from app.decoding import encoding_of
-from app.drafts import Names, drafts_of, from_cells, from_line, misnamed
+from app.drafts import Names, drafts_of, from_cells, from_line, given_otherwise, misnamed
 from app.errors import UnreadableFile
 from app.extracted import SUFFIXES, Limits, guessed
 from app.plainfiles import csv_rows
@@ -244,7 +244,8 @@ def read_lines(source: Source, names: Names) -> Iterator[Read]:
 
     In UTF-8, or where its beginning tells another encoding in that one; standard input, which is read once, in UTF-8.
     """
-    number = 0
+    number = read = 0
+    seen, told = set[str](), set[str]()
     # Standard input has no name by which a line could be found again.
     piped = str(source.path) == "-"
     for line, size in _lines(source, warn := list[str]()):
@@ -257,15 +258,32 @@ def read_lines(source: Source, names: Names) -> Iterator[Read]:
             continue
         warnings, warn[:] = tuple(warn), []
         try:
+            values = parse(line)
+            seen.update(given_otherwise(names).keys() & values.keys())
+            read += 1
             document = from_line(
-                parse(line),
+                values,
                 names,
                 default_id=None if piped or names.id != "id" else f"{source.name}#{number}",
             )
         except ValueError as fault:
             yield Read(where, size, fault=str(fault), warnings=warnings)
         else:
-            yield Read(where, size, document=document, warnings=warnings)
+            # Lines are often alike: each warning once.
+            fresh = [each for each in misnamed(values, document, names, table=False) if each not in told]
+            told.update(fresh)
+            yield Read(where, size, document=document, warnings=(*warnings, *fresh))
+    if read:
+        yield from _nowhere(source, names, seen, "no line has a")
+
+
+def _nowhere(source: Source, names: Names, seen: Set[str], what: str) -> Iterator[Read]:
+    """Yield a fault for each column that the caller named and a file has not."""
+    for name, meant in given_otherwise(names).items():
+        if name not in seen:
+            option = {"creation_time": "time"}.get(meant, meant)
+            told = f"{what} `{name}`, which --{option}-field named"
+            yield Read(source.where, 0, fault=told, remedy="correct its name and load again")
 
 
 def _lines(source: Source, warn: list[str]) -> Iterator[tuple[bytes, int]]:
@@ -326,8 +344,16 @@ def read_table(source: Source, names: Names) -> Iterator[Read]:
     errors = "replace" if by_guess else "strict"
     with source.path.open("rb") as raw, io.TextIOWrapper(raw, encoding, errors, newline="") as stream:
         before, told = 0, False
+        columns = set[str]()
         try:
-            for row in csv_rows(stream, tab=_suffix(source.path) == ".tsv"):
+            lacking: list[Read] | None = None
+            for row in csv_rows(stream, tab=_suffix(source.path) == ".tsv", columns=columns):
+                if lacking is None:
+                    # Refused before anything is stored: all its rows would lack it.
+                    lacking = list(_nowhere(source, names, columns, "there is no column"))
+                    if lacking:
+                        yield from lacking
+                        return
                 after = raw.tell()
                 where, size, before = f"{source.where}:{row.number}", after - before, after
                 if row.values is None:

@@ -160,7 +160,7 @@ def test_a_line_without_an_id_is_called_after_its_file_and_number(tmp_path: Path
     ids = [item.document and item.document["id"] for item in sources.read(_source(path), Names())]
     assert ids == ["x.jsonl#1", "x.jsonl#3"]
     # Of a key that was named, none is made up, nor where a file has no name.
-    [first, _] = sources.read(_source(path), Names(id="slug"))
+    first, *_ = sources.read(_source(path), Names(id="slug"))
     assert "no `slug`" in str(first.fault)
 
 
@@ -174,6 +174,39 @@ def test_one_line_that_is_not_utf_8_changes_no_other(tmp_path: Path) -> None:
     path.write_bytes((good % 1).encode() + b"\0\n" + (good % 3).encode())
     items = list(sources.read(_source(path), Names()))
     assert [item.document and item.document["id"] for item in items] == ["1", None, "3"]
+
+
+NAMED_NOWHERE = {
+    "a table": ("x.csv", "slug,question,answer\n1,q,a\n", ["--text-field", "--id-field"], 0),
+    "lines": ("x.jsonl", '{"id": "1", "question": "q", "answer": "a"}\n' * 2, ["--text-field"], 2),
+}
+
+
+@pytest.mark.parametrize("name, text, told, stored", NAMED_NOWHERE.values(), ids=NAMED_NOWHERE.keys())
+def test_a_column_that_was_named_and_is_nowhere_is_a_fault(
+    tmp_path: Path, name: str, text: str, told: list[str], stored: int
+) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    names = Names(id="slgu" if name == "x.csv" else "id", title="question", text="anwser")
+    items = list(sources.read(_source(path, lines=name != "x.csv"), names))
+    faults = [item.fault or "" for item in items if item.document is None]
+    assert len(faults) == len(told)
+    assert all(any(option in fault for fault in faults) for option in told)
+    assert len([item for item in items if item.document]) == stored
+
+
+@pytest.mark.parametrize("key", ["content", "body", "page_content"])
+def test_a_text_of_another_name_is_told_once(tmp_path: Path, key: str) -> None:
+    lines = [json.dumps({"id": str(number), "title": "T", key: "words"}) + "\n" for number in range(3)]
+    (tmp_path / "x.jsonl").write_text("".join(lines), encoding="utf-8")
+    (tmp_path / "x.csv").write_text(f"id,title,{key}\n1,T,words\n2,T,words\n", encoding="utf-8")
+    for name in ("x.jsonl", "x.csv"):
+        items = list(sources.read(_source(tmp_path / name, lines=name == "x.jsonl"), Names()))
+        [warning] = [warning for item in items for warning in item.warnings]
+        assert f"--text-field {key}" in warning
+        items = list(sources.read(_source(tmp_path / name, lines=name == "x.jsonl"), Names(text=key)))
+        assert [item.warnings for item in items] == [()] * len(items)
 
 
 def test_what_is_damaged_is_a_fault_after_what_could_be_read(tmp_path: Path) -> None:
