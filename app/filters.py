@@ -51,6 +51,20 @@ CONNECTIVES = ("and", "or", "not")
 _RANGE = ("gt", "gte", "lt", "lte")
 _OPERATORS_TEXT = ", ".join(OPERATORS)
 _MIN_LONG, _MAX_LONG = -(2**63), 2**63 - 1
+_TIME_LIKE = frozenset(
+    {
+        "created_at",
+        "created",
+        "date",
+        "timestamp",
+        "published",
+        "published_at",
+        "publish_date",
+        "time",
+        "datetime",
+    }
+)
+"""What others call the time that a document was made."""
 _METADATA_PREFIX = f"{fields.METADATA}."
 _DECLARED_PREFIX = f"{fields.DECLARED}."
 
@@ -334,7 +348,12 @@ class _Reader:
             return Within(path, field, dict(bounds))
         if field.kind == "any":
             key = field.indexed[0].removeprefix(_METADATA_PREFIX)
-            remedy = f"declare '{shown(key)}' for the collection as long, double, date or keyword, and index it again"
+            remedy = (
+                f"declare '{shown(key)}' for the collection as long, double, date or keyword, and index it again "
+                "(`halflife reindex COLLECTION --declare KEY=TYPE`)"
+            )
+            if key.lower() in _TIME_LIKE:
+                remedy = f"did you mean `{fields.CREATION_TIME}`? If it is metadata of your own, {remedy}"
             if "." in key or key in fields.RESERVED:
                 remedy = (
                     "store it under a top-level metadata key of its own and declare that for the collection"

@@ -57,6 +57,16 @@ _JSON_TYPES = {
     "finite_number": ("a finite number", "write one of a magnitude that a double can hold"),
 }
 
+_OBJECTS = {
+    "fusion": '{"method": "rrf"}',
+    "routes": '{"kind": "text"}',
+    "mmr": '{"lambda": 0.7}',
+    "filter": '{"lang": "en"}',
+    "decay": '{"half_life": "180d"}',
+    "metadata": '{"team": "search"}',
+}
+"""An object of a field, where people tend to write something else."""
+
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
     "greater_than": ("above", "gt"),
@@ -88,6 +98,11 @@ def explained(fault: Mapping[str, Any]) -> tuple[str, str]:
         return _told(fault["msg"], told)
     if kind in _JSON_TYPES:
         wanted, remedy = _JSON_TYPES[kind]
+        if wanted == "an object":
+            # A member of a list is one of what the list is called.
+            named = [part for part in fault.get("loc", ()) if isinstance(part, str) and part not in _TAGS]
+            if named and named[-1] in _OBJECTS:
+                remedy = f"{remedy}, such as {_OBJECTS[named[-1]]}"
         return f"must be {wanted}, not {described(value)}", remedy
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
@@ -227,10 +242,17 @@ _TAGS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]] | None] = {
 has it by its looks alone, and the remedy."""
 
 
+_ELSEWHERE = {"decay_rate": "hourly_loss"}
+"""What other libraries call a field of ours of the same meaning: LangChain's time-weighted retriever has (1 - decay_rate) ** hours."""
+
+
 def _did_you_mean(location: Sequence[int | str], model: type[BaseModel]) -> str:
     names = _field_names(
         model, [part for part in location[:-1] if isinstance(part, str) and part not in _TAGS]
     )
+    elsewhere = _ELSEWHERE.get(str(location[-1]))
+    if elsewhere in names:
+        return f"did you mean `{elsewhere}`?"
     close = difflib.get_close_matches(str(location[-1])[:64], names, n=1, cutoff=0.6)
     if close:
         return f"did you mean `{close[0]}`?"

@@ -141,6 +141,11 @@ def create(
         [key] = keys.parse_keys(json.dumps([made]), where="the new key")
         if file is not None and not entry:
             with _editing(file) as (held, write):
+                if any(other.id == key.id for other in held):
+                    raise ApiError(
+                        f"there is a key '{name}' in {file} already",
+                        remedy=f"choose another id, or end that one with `halflife keys revoke {name}`",
+                    )
                 write([*held, key])
     except InvalidRequest as cause:
         raise ApiError(cause.detail, remedy=cause.remedy) from cause

@@ -328,6 +328,8 @@ def test_the_path_starts_where_the_filter_stands():
     "value, remedy",
     [
         ({"a": None}, "{'exists': false}"),
+        ({"created_at": {"gte": "2025-01-01"}}, "did you mean `creation_time`?"),
+        ({"page": {"gte": 5}}, "halflife reindex COLLECTION --declare KEY=TYPE"),
         ({"page": {"gte": 5}}, "declare 'page' for the collection"),
         ({"metadata.page": {"gte": 5}}, "declare 'page' for the collection"),
         ({"metadata.lang": {"gte": "a"}}, "metadata key of its own"),

@@ -377,7 +377,7 @@ def test_a_key_is_made_listed_and_revoked(tmp_path):
     (("x", "--collections", "c", "--scopes", "all", "--file", "FILE"), "scopes.0"),
     (("x", "--collections", "c", "--filter", "{", "--file", "FILE"), "not JSON"),
     (("x", "--collections", "c", "--filter", '{"a": {"like": 1}}', "--file", "FILE"), "unknown operators"),
-    (("held", "--collections", "c", "--file", "FILE"), "the same id"),
+    (("held", "--collections", "c", "--file", "FILE"), "halflife keys revoke held"),
 ])  # fmt: skip
 def test_a_key_that_can_not_be_leaves_the_file_as_it_was(tmp_path, arguments, told):
     path = tmp_path / "keys.json"

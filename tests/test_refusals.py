@@ -1,5 +1,6 @@
 """What a refused value is told: its field and a remedy, in our words, for every field of every request."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
@@ -211,3 +212,19 @@ def test_what_is_wrong_is_said_in_the_right_words(
     with pytest.raises(InvalidRequest) as refused:
         refusals.parse(model, WHOLE[model] | sent)
     assert told in refused.value.detail
+
+
+def test_a_field_of_another_librarys_name_is_told_in_ours():
+    with pytest.raises(InvalidRequest) as told:
+        refusals.parse(Search, {"collection": "c", "query": "x", "decay": {"decay_rate": 0.01}})
+    assert told.value.remedy == "did you mean `hourly_loss`?"
+
+
+@pytest.mark.parametrize("field, example", refusals._OBJECTS.items())
+def test_an_object_given_as_an_example_is_taken(field, example):
+    value = json.loads(example)
+    if field == "metadata":
+        refusals.parse(Document, {"id": "a", "text": "x", field: value})
+    else:
+        body = {"collection": "c", "query": "x", field: [value] if field == "routes" else value}
+        refusals.parse(Search, body)
