@@ -42,15 +42,19 @@ def of_options(plan: Plan, order: Sequence[Placed]) -> list[str]:
     told = []
     if plan.base_decay is not None and order:
         # Of the window, not of a page: a decay that sends the old ones off the page has changed a lot.
-        factors = [
-            factor
+        aged = [
+            (factor, plan.origin_ms - item.aged_ms)
             for item in order
             if item.aged_ms is not None
             and not item.evergreen
             and not item.tail
             and (factor := item.factor) is not None
         ]
-        misfit = decay.misfit(plan.base_decay, factors)
+        misfit = decay.misfit(
+            plan.base_decay,
+            [factor for factor, _ in aged],
+            oldest_ms=max((age for _, age in aged), default=0),
+        )
         if misfit is not None:
             told.append(misfit)
     if plan.search.fold_superseded and not plan.compares:

@@ -252,15 +252,22 @@ def scored(query: dict[str, Any], decay: ResolvedDecay, *, origin_ms: int) -> di
     }
 
 
-def misfit(decay: ResolvedDecay, factors: list[float]) -> str | None:
+def misfit(decay: ResolvedDecay, factors: list[float], *, oldest_ms: int) -> str | None:
     """Return a warning if the scale does not fit the candidates' ages: every factor 1, or every one at the floor.
 
     `factors` are those of all dated candidates: a page may well hold the young ones alone, since that is what decay does.
+    `oldest_ms` is the age of the oldest of them.
     """
     if len(factors) < 2 or decay.shape in ("none", "step"):
         return None
     scale = format_duration(decay.scale_ms)
     if min(factors) > 1 - 1e-3 * (1 - decay.floor):
+        if 0 <= oldest_ms <= DAY_MS:
+            # No sensible scale tells these apart: a memory that was just written, or touched by being found.
+            return (
+                f"the decay changes nothing here, as it should: all {len(factors)} dated candidates were written or touched "
+                "less than a day ago"
+            )
         return (
             f"the decay changes nothing here: all {len(factors)} dated candidates have a factor of about 1, since they are young "
             f"against its scale of {scale}; strengthen it (a shorter `half_life` or `scale`, a higher `rate`)"

@@ -245,6 +245,7 @@ async def test_a_decay_that_sent_the_old_off_the_page_is_not_told_to_do_nothing(
     assert answer.warnings == []
     weak = await asker.ask(QUERY, routes=[TEXT], decay={"half_life": "36500d"}, top_k=1, filter={"creation_time": {"gte": _day(NOW_MS - 20 * DAY)}})  # fmt: skip
     assert ["changes nothing here: all 3 dated candidates" in each for each in weak.warnings] == [True]
+    assert "strengthen it" in weak.warnings[0]
     floored = await asker.ask(
         QUERY,
         routes=[TEXT],
@@ -252,6 +253,21 @@ async def test_a_decay_that_sent_the_old_off_the_page_is_not_told_to_do_nothing(
         filter={"creation_time": {"lt": "2024-01-01"}},
     )
     assert ["leave `decay` out for 'auto'" in each for each in floored.warnings] == [True]
+    await drop_collection(cluster, collection)
+
+
+async def test_a_decay_is_not_to_be_strengthened_for_what_was_written_just_now(cluster: Cluster) -> None:
+    given = [
+        {"id": f"memory-{at}", "text": "annual leave", "embedding": [1, 0, 0],
+         "creation_time": format_instant(from_ms(NOW_MS - at * 60_000))}
+        for at in range(1, 3)
+    ]  # fmt: skip
+    collection = await make_collection(cluster, given, dims=3)
+    asker = Asker(cluster, collection, StandIn(dims=3, vectors={QUERY: [1, 0, 0]}))
+    answer = await asker.ask(QUERY, routes=[TEXT], decay={"half_life": "365d"})
+    assert answer.warnings == [
+        "the decay changes nothing here, as it should: all 2 dated candidates were written or touched less than a day ago"
+    ]
     await drop_collection(cluster, collection)
 
 

@@ -466,5 +466,7 @@ def test_an_override_that_contradicts_the_base_is_refused(base: Any, override: A
 )
 def test_a_scale_that_does_not_fit_the_ages_is_told(options: Any, ages: list[int], told: str | None) -> None:
     value = resolved(**options)
-    warning = decay.misfit(value, [at(value, age * DAY) for age in ages])
+    warning = decay.misfit(
+        value, [at(value, age * DAY) for age in ages], oldest_ms=max(ages, default=0) * DAY
+    )
     assert (warning is None) if told is None else (warning is not None and told in warning)
