@@ -3,7 +3,8 @@
 Pure, and free of any model: names and words are compared, weighed by how rare they are among the candidates, so that
 no threshold depends on an embedding's scale. Two documents say the same thing if their names are alike, or if both hold
 every word that the query asks for; never if one holds a number, version or month of the query that the other lacks, nor
-if the newer one tells much less of what is asked. The evidence is in docs/relevance.md, "Recency by itself".
+if a word of the query names the older one and the newer one never says it, nor if that tells much less of what is asked.
+The evidence is in docs/relevance.md, "Recency by itself".
 """
 
 import math
@@ -37,6 +38,9 @@ SHORT_TEXT: Final = 80
 """Characters up to which a text adds hardly anything to a title, and its length says nothing."""
 FEW_WORDS: Final = 3
 """Words that say something below which all words of a name count: 'Now You See Me' is not 'See for Me'."""
+OWN_WORDS: Final = 3
+"""Words of a text that its title lacks, from which what it never says is not what it is about. A bare title leaves words
+out: of two RFCs the newer is called "Randomness Requirements" for "Randomness Recommendations"."""
 LEAST_WORDS: Final = 8
 """Distinct words of an untitled document from which their likeness says that it is another's edition."""
 NAME_CHARS: Final = 300
@@ -137,7 +141,8 @@ class _Compared:
         self.rarity = _rarity(self.names)
         self.weights = [self._weight(name) for name in self.names]
         self.stems = [_series(said.title) for said in candidates]
-        asked = frozenset(asked_terms(query))
+        asked = self.asked = frozenset(asked_terms(query))
+        self.compounds = _COMPOUND.findall(_fold(query))
         held = [said.held & asked for said in candidates]
         rarity = _rarity(held)
         self.complete = [bool(asked) and asked <= terms for terms in held]
@@ -174,11 +179,33 @@ class _Compared:
         told = self.coverage[newer]
         if self.identified[a] != self.identified[b] or told < KEEPS * self.coverage[older]:
             return ""
-        if not self._is_stub(newer, beside=older) and (why := self._by_names(a, b, newer=newer, older=older)):
-            return why
-        if current and min(told, self.coverage[older]) >= COVERS * max(self.coverage) > 0:
-            return "both cover what is asked, and the query wants what is current"
-        return ""
+        why = ""
+        if not self._is_stub(newer, beside=older):
+            why = self._by_names(a, b, newer=newer, older=older)
+        if not why and current and min(told, self.coverage[older]) >= COVERS * max(self.coverage) > 0:
+            why = "both cover what is asked, and the query wants what is current"
+        return "" if why and self._asked_by_name(older, newer=newer) else why
+
+    def _asked_by_name(self, older: int, *, newer: int) -> bool:
+        """Tell whether a word of the query names the older one and the newer one, which has a text, never says it."""
+        said = self.candidates[newer]
+        known = said.held | self.names[newer]
+        missing = (self.names[older] & self.asked) - known
+        if not missing:
+            return False
+        text = _fold(said.text)
+        if said.title and len(frozenset(_terms(text)) - self.names[newer]) < OWN_WORDS:
+            return False
+        # Pairs of characters run across the borders of words: one whose ends both belong to shared pairs tells nothing.
+        shared = frozenset("".join(term for term in self.asked & known if _CJK.match(term)))
+        # "E-mail" is "email".
+        joined = frozenset(_terms(_HYPHEN.sub("", f"{_fold(said.title)} {text}")))
+        for word in self.compounds:
+            if not joined.isdisjoint(_terms(_HYPHEN.sub("", word))):
+                missing -= frozenset(_terms(word))
+        return any(
+            not shared.issuperset(term) if _CJK.match(term) else term not in joined for term in missing
+        )
 
     def _by_names(self, a: int, b: int, *, newer: int, older: int) -> str:
         titled = bool(self.candidates[a].title) and bool(self.candidates[b].title)
@@ -249,6 +276,8 @@ _MONTHS: Final = words(
 _EDITION: Final = words("rc beta alpha ga v q version release draft revised 年 月 日 号 版 第 期")
 _NUMBERED: Final = re.compile(r"\d[\w.]*(?:-(?:rc|beta|alpha|ga)[\w.]*)?")
 _LETTERS: Final = re.compile(r"[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|[\u3040-\u30ff\u3400-\u9fff]+")
+_HYPHEN: Final = re.compile(r"[-\u2010\u2011]")
+_COMPOUND: Final = re.compile(r"(?<!\w)\w+(?:[-\u2010\u2011]\w+)+")
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)*")
 
 

@@ -235,6 +235,49 @@ async def test_why_accounts_for_the_same_order(asker: Asker, options: dict[str, 
             assert "3 that say the same thing" in stage.note
 
 
+TWO_THINGS: list[dict[str, Any]] = [
+    {"id": "hz", "title": "杭州办公室访客须知", "creation_time": "2023-02-01",
+     "text": "访客须在前台登记，领取访客证，由接待人员陪同进入办公区。"},
+    {"id": "sh", "title": "上海办公室访客须知", "creation_time": "2025-02-01",
+     "text": "访客须在前台登记并出示身份证，领取访客证，由接待人员陪同进入办公区。"},
+    {"id": "ehz", "title": "Hangzhou office visitor rules", "creation_time": "2023-02-01",
+     "text": "Visitors register at the front desk and are accompanied at all times."},
+    {"id": "esh", "title": "Shanghai office visitor rules", "creation_time": "2025-02-01",
+     "text": "Visitors register at the front desk with an ID and are accompanied at all times."},
+    {"id": "android", "title": "安卓客户端登录说明", "creation_time": "2022-02-01",
+     "text": "打开应用，输入手机号和验证码即可登录。忘记密码请联系管理员。"},
+    {"id": "ios", "title": "苹果客户端登录说明", "creation_time": "2025-02-01",
+     "text": "打开应用，输入手机号和验证码即可登录。忘记密码请联系管理员。"},
+    {"id": "standard", "title": "标准版合同条款", "creation_time": "2022-02-01", "text": "合同期限一年，提前三个月通知可以解除。"},
+    {"id": "firm", "title": "企业版合同条款", "creation_time": "2025-02-01", "text": "合同期限三年，提前六个月通知可以解除。"},
+]  # fmt: skip
+
+
+async def test_what_is_asked_for_by_name_keeps_its_place(cluster: Cluster) -> None:
+    asked = (
+        ("What are the visitor rules of the Hangzhou office?", "ehz"),
+        ("杭州办公室访客怎么登记", "hz"),
+        ("安卓客户端怎么登录", "android"),
+        ("标准版合同期限", "standard"),
+    )
+    plain = (("visitor rules of the office", "esh", "ehz"), ("客户端怎么登录", "ios", "android"))
+    near = {query: [1, 0, 0] for query, *_ in (*asked, *plain)}
+    # The vectors tell nothing, but bring the others, beside which two names are alike.
+    given = [{**each, "embedding": [1, 0, 0]} for each in TWO_THINGS]
+    made = await make_collection(cluster, given, dims=3)
+    asker = Asker(cluster, made, StandIn(dims=3, vectors=near))
+    try:
+        for query, older in asked:
+            for options in ({}, {"fold_superseded": True}):
+                assert ids(await asker.ask(query, **options))[0] == older
+        # Where nothing tells them apart, the newer one does stand first.
+        for query, newer, older in plain:
+            answer = await asker.ask(query)
+            assert (ids(answer)[0], answer.hits[0].supersedes) == (newer, [older])
+    finally:
+        await drop_collection(cluster, made)
+
+
 NOTES = "Release notes of the engine, with all that was repaired in it, and whom we have to thank for that."
 
 

@@ -70,6 +70,66 @@ def test_a_number_of_the_query_tells_them_apart() -> None:
     assert members("report on licences 2019", old, new, *FILLER) == []
 
 
+RULES = "register at the front desk{} and are accompanied at all times."
+GUIDE = "打开应用，输入手机号和验证码即可登录。忘记密码请联系管理员。"
+
+
+@pytest.mark.parametrize(
+    "query, older, newer, plainly",
+    [
+        (
+            "What are the visitor rules of the Hangzhou office?",
+            ("Hangzhou office visitor rules", f"Visitors {RULES.format('')}"),
+            ("Shanghai office visitor rules", f"Visitors {RULES.format(' with an ID')}"),
+            "visitor rules of the office",
+        ),
+        (
+            "杭州办公室访客怎么登记",
+            ("杭州办公室访客须知", "访客须在前台登记，领取访客证，由接待人员陪同进入办公区。"),
+            ("上海办公室访客须知", "访客须在前台登记并出示身份证，领取访客证，由接待人员陪同进入办公区。"),
+            "办公室访客怎么登记",
+        ),
+        (
+            "安卓客户端怎么登录",
+            ("安卓客户端登录说明", GUIDE),
+            ("苹果客户端登录说明", GUIDE),
+            "客户端怎么登录",
+        ),
+    ],
+)
+@pytest.mark.parametrize("current", [False, True])
+def test_a_word_of_the_query_that_names_the_older_alone_tells_them_apart(
+    query: str, older: tuple[str, str], newer: tuple[str, str], plainly: str, current: bool
+) -> None:
+    pair = ((2023, *older), (2025, *newer))
+    assert members(query, *pair, *FILLER, current=current) == []
+    assert members(plainly, *pair, *FILLER, current=current) == [(0, 1)]
+    # Who asks for the newer one by name has it; and a text that says the word is about it too.
+    whole = (2025, newer[0], f"{newer[1]} {older[0]}")
+    assert members(query, pair[0], whole, *FILLER, current=current) == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    "query, older, newer, text",
+    [
+        # A bare title may put a thing otherwise.
+        ("content type for reports of the mail system", "Content Type for Reports of the Mail System",
+         "Media Type for Reports of the Mail System", "Media Type for Reports of the Mail System."),
+        # Written apart or joined; across the border of two words in another order.
+        ("e-mail rules of conduct", "E-mail rules of conduct, retention and privacy for members of staff",
+         "Email rules of conduct, retention and privacy for members of staff", BODY),
+        ("email rules of conduct", "Email rules of conduct, retention and privacy for members of staff",
+         "E-mail rules of conduct, retention and privacy for members of staff", BODY),
+        ("差旅报销政策", "公司员工国内差旅报销政策说明", "公司员工国内差旅政策与报销说明", "先填写申请，领导批准之后交给财务办理。"),
+    ],
+)  # fmt: skip
+def test_other_spellings_and_bare_titles_are_no_other_thing(
+    query: str, older: str, newer: str, text: str
+) -> None:
+    pair = ((2019, older, text), (2024, newer, text))
+    assert members(query, *pair, *FILLER) == [(0, 1)]
+
+
 def test_a_number_within_a_word_is_named_too() -> None:
     query = "POP3 support"
     held = frozenset(("pop3", "support"))
