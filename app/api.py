@@ -28,7 +28,7 @@ from app import search as searching
 from app.answers import BulkResult
 from app.collection import Collection
 from app.embedding import Embedder
-from app.errors import Forbidden, HalflifeError, InvalidRequest
+from app.errors import Forbidden, HalflifeError, InvalidRequest, NotFound
 from app.feedback import Votes
 from app.filters import AllOf
 from app.keys import SCOPES, Fence, Key, Scope, fence
@@ -234,8 +234,16 @@ def condition_of(request: Request, collection: Collection) -> AllOf | None:
 
 async def collection_of(request: Request, name: str) -> Collection:
     """Return the collection of this name, as it was known within the last seconds. Raises NotFound, also out of reach."""
-    service = service_of(request)
-    return (await service.catalog.get(reached(request, name))).collection
+    return (await known_of(request, name)).collection
+
+
+async def known_of(request: Request, name: str, *, fresh: bool = False) -> catalog.Known:
+    """Return what is known of the collection, asked for anew if `fresh`. Raises NotFound, also out of reach."""
+    checked = reached(request, name)
+    try:
+        return await service_of(request).catalog.get(checked, fresh=fresh)
+    except NotFound as cause:
+        raise _absent(request, checked) from cause
 
 
 def reached(request: Request, name: str) -> str:
@@ -243,8 +251,17 @@ def reached(request: Request, name: str) -> str:
     key = key_of(request)
     checked = _checked(name)
     if key is not None and not key.reaches(checked):
-        raise catalog.absent(checked)
+        raise _absent(request, checked)
     return checked
+
+
+def _absent(request: Request, name: str) -> NotFound:
+    """Return what is told of a collection that is not there: a key that can't make one is not told to."""
+    error = catalog.absent(name)
+    key = key_of(request)
+    if key is not None and not key.allows("admin"):
+        error.remedy = "check its name; to make it needs a key with the scope admin, which this one has not"
+    return error
 
 
 def _checked(name: str) -> str:

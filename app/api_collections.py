@@ -5,7 +5,18 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from app import catalog
-from app.api import JSON, answer, check_parameters, fence_of, key_of, needs, reached, read_json, service_of
+from app.api import (
+    JSON,
+    answer,
+    check_parameters,
+    fence_of,
+    key_of,
+    known_of,
+    needs,
+    reached,
+    read_json,
+    service_of,
+)
 from app.collection import (
     BrokenCollection,
     Collection,
@@ -101,7 +112,7 @@ async def create_collection(request: Request, collection: str) -> Response:
 async def get_collection(request: Request, collection: str) -> Response:
     """Return what a collection is and holds: documents, chunks, size, ages, options, profiles."""
     # Who asks this wants to know what is, not what was a moment ago.
-    target = (await service_of(request).catalog.get(reached(request, collection), fresh=True)).collection
+    target = (await known_of(request, collection, fresh=True)).collection
     kept = fence_of(request, target)
     within = None if kept is None else kept.clauses
     return answer(await catalog.describe(service_of(request).doors.cluster, target, within=within))
@@ -136,7 +147,7 @@ async def put_synonyms(request: Request, collection: str) -> Response:
 async def get_synonyms(request: Request, collection: str) -> Response:
     """Return the rules as they are stored; an empty list where there are none."""
     name = reached(request, collection)
-    found = (await service_of(request).catalog.get(name, fresh=True)).collection
+    found = (await known_of(request, name, fresh=True)).collection
     return answer(StoredSynonyms(collection=name, synonyms_set=found.synonyms, revision=found.revision))
 
 

@@ -17,6 +17,7 @@ from app.api import (
     condition_of,
     fence_of,
     key_of,
+    known_of,
     needs,
     reached,
     read_json,
@@ -60,7 +61,7 @@ async def _upsert(request: Request, collection: str, items: Sequence[Any], refre
     name = reached(request, collection)
     key = key_of(request)
     try:
-        known = await service.catalog.get(name)
+        known = await known_of(request, name)
     except NotFound:
         if not service.auto_create or not (key is None or key.allows("admin")):
             raise
@@ -91,7 +92,7 @@ async def upload_files(request: Request, collection: str) -> Response:
     name = reached(request, collection)
     key = key_of(request)
     if not service.auto_create or not (key is None or key.allows("admin")):
-        await service.catalog.get(name)
+        await known_of(request, name)
     form, sent = await _read_form(request)
     uploads = [
         files.Upload(file, data, content_type, form.given(number, file, len(sent)))
@@ -213,7 +214,7 @@ async def delete_many(request: Request, collection: str) -> Response:
     if wanted.filter:
         service.limits.check_filter(wanted.filter)
     # What a filter matches is deleted for good, so it is compiled for what the collection declares now.
-    target = (await service.catalog.get(reached(request, collection), fresh=ids is None)).collection
+    target = (await known_of(request, collection, fresh=ids is None)).collection
     kept = fence_of(request, target)
     within = None if kept is None else kept.condition
     if ids is not None:

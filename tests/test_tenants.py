@@ -610,7 +610,9 @@ def test_only_an_admin_makes_a_collection_by_an_upsert(service, root):
     name = f"born_{uuid.uuid4().hex[:8]}"
     body = {"documents": [{"id": "x", "text": "x"}]}
     path = f"/v1/collections/{name}/documents"
-    assert as_key(service, "writer").post(path, json=body).status_code == 404
+    refused = as_key(service, "writer").post(path, json=body)
+    assert refused.status_code == 404
+    assert "a key with the scope admin" in refused.json()["remedy"]
     assert root.get(f"/v1/collections/{name}").status_code == 404
     assert root.post(path, json=body).status_code == 200
     root.delete(f"/v1/collections/{name}", params={"confirm": name})
