@@ -2,7 +2,8 @@
 
 Owns the cuts, their offsets and the hash by which a stored vector is used again. Cuts fall on headings and paragraphs
 first, on sentences next (those of Chinese, Japanese and Thai too), inside a sentence only where one is longer than a
-chunk. Refuses to guess a model's limit: the caller says how many tokens a chunk may have and how they are counted.
+chunk. A Markdown heading stays with what follows it. Refuses to guess a model's limit: the caller says how many tokens
+a chunk may have and how they are counted.
 """
 
 import hashlib
@@ -91,8 +92,9 @@ def split(
     """Return the chunks in order; at least one, an empty one where the text is blank.
 
     `embedding_text` of a chunk counts at most `max_tokens`, though a long title takes no more than half of them.
-    Neighbours share up to `overlap_tokens`; white space between chunks belongs to none. Raises ValueError for sizes
-    that leave no room.
+    Neighbours share up to `overlap_tokens`; white space between chunks belongs to none. Headings are in one chunk with
+    what follows them (the last one with what it follows), unless they fill more than half a chunk or there is nothing
+    else. Raises ValueError for sizes that leave no room.
     """
     if max_tokens < 8 or not 0 <= overlap_tokens <= max_tokens // 2:
         raise ValueError("a chunk has at least 8 tokens, and the overlap is between 0 and half of them")
@@ -102,12 +104,11 @@ def split(
     one = whole(text, title=title)
     if count(one.text) <= room:
         return [one]
-    splitter_type = MarkdownSplitter if _MARKDOWN.search(one.text) else TextSplitter
-    splitter = splitter_type.from_callback(count, room, overlap=min(overlap_tokens, room // 2))
+    splitter = MarkdownSplitter if _MARKDOWN.search(one.text) else TextSplitter
+    cutter = _Cutter(one.text, splitter, room, overlap_tokens, count)
     return [
-        Chunk(piece, one.start + base + at, one.start + base + at + len(piece), chunk_hash(title, piece))
-        for base, part in _parts(one.text)
-        for at, piece in splitter.chunk_indices(part)
+        Chunk(one.text[start:end], one.start + start, one.start + end, chunk_hash(title, one.text[start:end]))
+        for start, end in cutter.with_headings_kept(cutter.cut(0, len(one.text), room))
     ]
 
 
@@ -129,6 +130,126 @@ def estimate_tokens(text: str) -> int:
     starts = np.count_nonzero(begins) + int(kinds[0] >= _WORDLIKE)
     return math.ceil(float(_WEIGHTS[kinds].sum()) + _START * starts)
 
+
+_Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Cuts `text` into spans of at most `room` tokens."""
+
+    text: str
+    splitter: type[MarkdownSplitter] | type[TextSplitter]
+    room: int
+    overlap: int
+    count: Callable[[str], int]
+
+    def cut(self, start: int, end: int, room: int) -> list[_Span]:
+        """Return the spans of `text[start:end]`, of at most `room` tokens each, as the splitter makes them."""
+        splitter = self.splitter.from_callback(self.count, room, overlap=min(self.overlap, room // 2))
+        return [
+            (start + base + at, start + base + at + len(piece))
+            for base, part in _parts(self.text[start:end])
+            for at, piece in splitter.chunk_indices(part)
+        ]
+
+    def with_headings_kept(self, spans: list[_Span]) -> list[_Span]:
+        """Return the spans with none of headings alone; the same ones where there was none, or nothing else.
+
+        A search would find such a span first, being all about its topic, and it says nothing. It is joined to the next
+        one. Where that makes it too long, what follows up to the next heading is cut anew. No span outgrows the room,
+        so headings that fill more than half of it stay alone, but for the last of them.
+        """
+        if not any(self._is_headings(*span) for span in spans):
+            return spans
+        kept: list[_Span] = []
+        waiting: list[_Span] = []
+        rest = spans[::-1]
+        while rest:
+            start, end = rest.pop()
+            if self._is_headings(start, end) or (waiting and self._says_nothing(start, end)):
+                waiting.append((start, end))
+                continue
+            if waiting:
+                waiting = self._short_enough(kept, waiting, start)
+            # The overlap may have put all of the headings into the next span already.
+            if not waiting or start <= waiting[0][0]:
+                kept.append((start, end))
+                waiting = []
+                continue
+            begin = waiting[0][0]
+            if self._count(begin, end) > self.room:
+                stop = end
+                while rest and not _HEADING_LINE.search(self.text[slice(*rest[-1])]):
+                    stop = rest.pop()[1]
+                first, *others = self.cut(start, stop, self.room - self._count(begin, start))
+                if others:
+                    # What comes after may hold the last of these, as its overlap with what was there before.
+                    most = rest[-1][0] if rest else stop
+                    again = self.cut(others[0][0], stop, self.room)
+                    rest.extend(span for span in reversed(again) if span[1] > first[1] and span[0] < most)
+                if self._says_nothing(*first):
+                    waiting.append(first)
+                    continue
+                end = first[1]
+            kept.append((begin, end))
+            waiting = []
+        if not kept:
+            return spans
+        if waiting:
+            self._end(kept, waiting)
+        return kept
+
+    def _short_enough(self, kept: list[_Span], waiting: list[_Span], start: int) -> list[_Span]:
+        """Return those of the headings before `start` that fill half the room at most; the others go to `kept`."""
+        # From the last one back: a long text may be nothing but headings up to here.
+        fitting = len(waiting)
+        while fitting and self._count(waiting[fitting - 1][0], start) <= self.room // 2:
+            fitting -= 1
+        if not fitting:
+            return waiting
+        *alone, (first, last) = waiting[:fitting]
+        lines = [match.start() for match in _HEADING_LINE.finditer(self.text, first + 1, last)]
+        line = next((line for line in lines if self._count(line, start) <= self.room // 2), last)
+        alone.append((first, first + len(self.text[first:line].rstrip())))
+        for span in alone:
+            if not kept or span[1] > kept[-1][1]:
+                kept.append(span)
+        return [(line, last), *waiting[fitting:]] if line < last else waiting[fitting:]
+
+    def _end(self, kept: list[_Span], waiting: list[_Span]) -> None:
+        """Join the headings that end the text to the span before, or to as much of its end as leaves them room."""
+        end = waiting[-1][1]
+        start, last = kept[-1]
+        if self._count(start, end) <= self.room:
+            kept[-1] = (start, end)
+            return
+        for begin, _ in reversed(self.cut(start, last, self.room // 2)):
+            if not self._says_nothing(begin, last) and self._count(begin, end) <= self.room:
+                kept.append((begin, end))
+                return
+        kept.extend(waiting)
+
+    def _count(self, start: int, end: int) -> int:
+        return self.count(self.text[start:end])
+
+    def _is_headings(self, start: int, end: int) -> bool:
+        return self._says_nothing(start, end) and bool(_HEADING_LINE.search(self.text[start:end]))
+
+    def _says_nothing(self, start: int, end: int) -> bool:
+        """Return whether there are only headings, rules and the beginnings and ends of blocks of code."""
+        in_code = False
+        for line in self.text[start:end].split("\n"):
+            if _FENCE_LINE.match(line):
+                in_code = not in_code
+            elif not _NO_TEXT_LINE.match(line) and (in_code or not _HEADING_LINE.match(line)):
+                return False
+        return True
+
+
+_HEADING_LINE = re.compile(r"^ {0,3}#{1,6}[ \t]+\S", re.MULTILINE)
+_FENCE_LINE = re.compile(r"^\s*(?:```|~~~)")
+_NO_TEXT_LINE = re.compile(r"^[-=*_\s]*$")
 
 # A line that only Markdown would begin like this: a heading, a fence, a table's row.
 _MARKDOWN = re.compile(r"^(?:#{1,6} +\S|```|~~~|\|.*\|[ \t]*$)", re.MULTILINE)

@@ -94,6 +94,115 @@ def test_a_title_takes_its_room_but_no_more_than_half() -> None:
     assert max(words(chunk.text) for chunk in long) == 5
 
 
+ZH = (
+    "## 差旅报销\n\n员工出差回来后要在三十天内提交报销单。机票和火车票凭票报销。住宿按城市分档。每天补贴一百元。"
+    "\n\n## 请假\n\n年假每年十五天。病假要有证明。"
+)
+
+
+@pytest.mark.parametrize(
+    "text, size, count, expected",
+    [
+        pytest.param(
+            ZH,
+            30,
+            len,
+            [
+                "## 差旅报销\n\n员工出差回来后要在三十天内提交报销单。",
+                "机票和火车票凭票报销。住宿按城市分档。每天补贴一百元。",
+                "## 请假\n\n年假每年十五天。病假要有证明。",
+            ],
+            id="Chinese: the paragraph is cut anew",
+        ),
+        pytest.param(
+            "# A\n\n## B\n\nOne two three four. Five six seven. Eight nine ten.\n\n## C\n\nend",
+            8,
+            words,
+            ["# A\n\n## B\n\nOne two three four.", "Five six seven.", "Eight nine ten.\n\n## C\n\nend"],
+            id="headings in a row",
+        ),
+        pytest.param(
+            "# A\n\n## B\n\nOne two three.\n\n## C\n\nend",
+            8,
+            words,
+            ["# A\n\n## B\n\nOne two three.", "## C\n\nend"],
+            id="what follows has room for the heading",
+        ),
+        pytest.param(
+            "# A\n\nOne two three four five six.\n\nSeven eight nine.\n\n# B\n\n# C",
+            8,
+            words,
+            ["# A\n\nOne two three four five six.", "Seven eight nine.\n\n# B\n\n# C"],
+            id="a last heading joins what is before it",
+        ),
+        pytest.param(
+            "One two. Three four. Five six. Seven eight.\n\n## C",
+            8,
+            words,
+            ["One two. Three four. Five six. Seven eight.", "Five six. Seven eight.\n\n## C"],
+            id="a last heading joins the end of a full chunk",
+        ),
+        pytest.param(
+            "## Code\n\n```\na b c d e f g\nh i j\n```",
+            8,
+            words,
+            ["## Code\n\n```\na b c d e", "f g\nh i j\n```"],
+            id="the beginning of a block of code says nothing either",
+        ),
+        pytest.param(
+            "\n".join(f"# h{i} a b" for i in range(4)),
+            8,
+            words,
+            ["# h0 a b\n# h1 a b", "# h2 a b\n# h3 a b"],
+            id="nothing but headings",
+        ),
+        pytest.param(
+            "\n".join(f"# h{i} a b" for i in range(4)) + "\n\na b c d e f g h",
+            8,
+            words,
+            ["# h0 a b\n# h1 a b", "# h2 a b", "# h3 a b\n\na b c d", "e f g h"],
+            id="of more headings than half a chunk holds the last",
+        ),
+        pytest.param(
+            "Short line\n\na b c d e f g.\n\n#hashtag\n\na b c d e f g h",
+            8,
+            words,
+            ["Short line", "a b c d e f g.\n\n#hashtag", "a b c d e f g h"],
+            id="lines that are no headings",
+        ),
+    ],
+)
+def test_no_chunk_is_a_heading_alone(text: str, size: int, count: Any, expected: list[str]) -> None:
+    assert check_offsets(text, max_tokens=size, overlap_tokens=0, count_tokens=count) == expected
+
+
+def test_neighbours_share_the_overlap_below_a_heading_too() -> None:
+    text = "# A b\n\n" + " ".join(f"w{i}" for i in range(40))
+    chunks = check_offsets(text, max_tokens=10, overlap_tokens=3, count_tokens=words)
+    assert [chunk.split()[0] for chunk in chunks[:3]] == ["#", "w4", "w11"]
+
+
+HEADINGS = st.lists(st.sampled_from(["# One", "## 标题", "### T w"]), max_size=2)
+BODY = st.sampled_from(
+    ["Plain", "word " * 15, "One two. Three four. " * 5, "句子。" * 30, "```\n# a = 1\n```"]
+)
+
+
+@given(
+    st.lists(st.tuples(HEADINGS, BODY), min_size=1, max_size=6),
+    HEADINGS,
+    st.sampled_from(["\n", "\n\n"]),
+    st.integers(0, 15),
+)
+def test_headings_stay_with_text(
+    sections: list[tuple[list[str], str]], last: list[str], between: str, overlap: int
+) -> None:
+    text = between.join([*(block for headings, body in sections for block in [*headings, body]), *last])
+    chunks = check_offsets(text, max_tokens=60, overlap_tokens=overlap, count_tokens=len)
+    assert all(len(chunk) <= 60 for chunk in chunks)
+    assert not [chunk for chunk in chunks if all(line[:1] in ("", "#") for line in chunk.split("\n"))]
+
+
 def test_offsets_count_code_points() -> None:
     text = "😀" * 30 + ". " + "é́" * 30 + ". " + "日本" * 30 + "。" + "x" * 30
     check_offsets(text, max_tokens=20, overlap_tokens=4, count_tokens=len)
