@@ -7,7 +7,7 @@ title and creation time are looked for. Judges nothing that an upsert judges any
 import json
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -117,14 +117,25 @@ def _of_row(row: Row, found: Extracted, *, name: str, given: Mapping[str, Any], 
     document = {**{key: value for key, value in given.items() if key != "id"}, **document}
     if metadata:
         document["metadata"] = metadata
-    warnings = [*found.warnings, *misnamed(row.values, document, names, table=found.kind == "csv")]
+    warnings = [
+        *found.warnings,
+        *misnamed(row.values, document, names, table=found.kind == "csv", columns=found.columns),
+    ]
     return Draft(document, row=row.number, warnings=warnings)
 
 
 def misnamed(
-    values: Mapping[str, Any], document: Mapping[str, Any], names: Names, *, table: bool
+    values: Mapping[str, Any],
+    document: Mapping[str, Any],
+    names: Names,
+    *,
+    table: bool,
+    columns: Collection[str] = (),
 ) -> list[str]:
-    """Return warnings of a row whose columns are called otherwise than `names` has it: it loses its text or its date."""
+    """Return warnings of a row whose columns are called otherwise than `names` has it: it loses its text or its date.
+
+    `columns` are a table's, of which a row's `values` hold only those that are not empty.
+    """
     told = []
     if table and names.text not in values and names.title not in values:
         told.append(
@@ -141,12 +152,12 @@ def misnamed(
     if document.get("creation_time") is None:
         dated = [name for name in values if name.lower() in _DATE_LIKE and _is_date(values[name])]
         how = "(`names.time` of an upload, --time-field of `halflife load`)"
-        if names.time is not None and names.time not in values:
+        if names.time is not None and names.time not in values and names.time not in columns:
             meant = f", there is `{shown(dated[0])}`" if dated else ""
             told.append(
                 f"it is undated: no column is called `{shown(names.time)}`{meant}; name its date {how}"
             )
-        elif dated:
+        elif dated and names.time is None:
             told.append(f"it is undated, although `{shown(dated[0])}` looks like its date: name it {how}")
     return told
 

@@ -54,6 +54,8 @@ class Extracted:
     metadata: Json = field(default_factory=dict)
     front: dict[str, str | list[str]] = field(default_factory=dict)
     rows: list[Row] | None = None
+    columns: list[str] = field(default_factory=list)
+    """A table's, those too that a row leaves empty."""
     warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> Json:

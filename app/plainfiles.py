@@ -28,8 +28,10 @@ def read_text(data: bytes, name: str, limits: Limits) -> Extracted:
 def read_csv(data: bytes, name: str, limits: Limits) -> Extracted:
     """Return the rows of a CSV or TSV file."""
     text, encoding = decode(data)
-    rows = list(csv_rows(io.StringIO(text, newline=""), tab=suffix_of(name) == ".tsv", most=limits.max_rows))
-    return Extracted("csv", rows=rows, warnings=guessed(encoding))
+    columns = set[str]()
+    stream = io.StringIO(text, newline="")
+    rows = list(csv_rows(stream, tab=suffix_of(name) == ".tsv", most=limits.max_rows, columns=columns))
+    return Extracted("csv", rows=rows, columns=sorted(columns), warnings=guessed(encoding))
 
 
 def csv_rows(

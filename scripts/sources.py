@@ -368,7 +368,10 @@ def read_table(source: Source, names: Names) -> Iterator[Read]:
                     warnings: tuple[str, ...] = ()
                     if not told:
                         unsure = guessed(encoding if by_guess else None)
-                        warnings = (*unsure, *misnamed(row.values, document, names, table=True))
+                        warnings = (
+                            *unsure,
+                            *misnamed(row.values, document, names, table=True, columns=columns),
+                        )
                     told = True
                     yield Read(where, size, document=document, warnings=warnings)
         except UnicodeDecodeError as cause:

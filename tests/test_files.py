@@ -139,6 +139,11 @@ def test_columns_that_are_called_otherwise_are_told(service, collection):
         [item] = upload(service, collection, table, names=named).json()["items"]
         assert "warnings" not in item
         assert stored(service, collection, "a")["creation_time"][:10] == "2024-05-06"
+    # A column that is there is not called missing in the row that leaves it empty.
+    empty = ("news.csv", b"slug,body,published\ne,words of it,2024-05-06\nf,other words,\n")
+    named = {"id": "slug", "text": "body", "creation_time": "published"}
+    items = upload(service, collection, empty, names=named).json()["items"]
+    assert [item.get("warnings") for item in items] == [None, None]
     lines = (
         "news.jsonl",
         b'{"id": "b", "text": "words", "published": "2024-05-06"}\n{"id": "c", "text": "words"}',
