@@ -487,6 +487,11 @@ def load(
     except sources.Unreadable as cause:
         raise CommandFailed(str(cause)) from cause
     names = sources.Names(id_field, title_field, text_field, time_field, given="with --id-field")
+    for folder in [] if as_json else sources.judged_sets(found):
+        say(
+            f"{folder} is a judged set: its questions and judgements are loaded as documents too. To load its documents "
+            f"alone, name {folder / 'corpus.jsonl'}; to judge by it: halflife evaluate {folder}"
+        )
     if passed and not as_json:
         say(
             f"{len(passed)} other files in the folders are passed over: {_some([each.where for each in passed])}"

@@ -36,6 +36,7 @@ __all__ = [
     "Unreadable",
     "find",
     "from_line",
+    "judged_sets",
     "parse",
     "read",
     "read_file",
@@ -138,6 +139,17 @@ def find(paths: Sequence[Path], *, prefix: str = "") -> tuple[list[Source], list
         else:
             raise Unreadable(f"There is no file or folder {_spelled(path)}.")
     return found, passed
+
+
+def judged_sets(found: Sequence[Source]) -> list[Path]:
+    """Return the folders of which corpus.jsonl and queries.jsonl are both read, as `find` found them.
+
+    Such a folder is a set to judge a search by: its questions would be found in the place of what answers them.
+    """
+    folders: dict[Path, set[str]] = {}
+    for source in found:
+        folders.setdefault(source.path.parent, set()).add(source.path.name)
+    return [folder for folder, held in folders.items() if {"corpus.jsonl", "queries.jsonl"} <= held]
 
 
 def read(

@@ -982,3 +982,17 @@ def test_remedies_that_speak_of_http_are_told_as_commands() -> None:
         assert "/v1/" not in shown, remedy
         assert "Bearer" not in shown, remedy
     assert "halflife collections create books" in client.as_commands(str(absent("books").remedy))
+
+
+@pytest.mark.parametrize(
+    "named, told",
+    [
+        pytest.param("scripts/sample", True, id="the folder"),
+        pytest.param("scripts/sample/corpus.jsonl", False, id="its documents"),
+    ],
+)
+def test_a_judged_set_that_is_loaded_as_a_folder_is_told(named: str, told: bool) -> None:
+    path = Path(__file__).parents[1] / named
+    result = run("load", str(path), "-c", "handbook", "--url", "http://127.0.0.1:1")
+    assert ("is a judged set" in result.output) is told
+    assert (f"name {path / 'corpus.jsonl'}" in result.output) is told
