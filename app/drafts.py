@@ -307,6 +307,8 @@ def from_front_matter(front: Mapping[str, str | list[str]]) -> Json:
             )
         elif name == "evergreen" and isinstance(value, str) and value.lower() in {"true", "false"}:
             document["evergreen"] = value.lower() == "true"
+        elif name == "salience" and isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value):
+            document["salience"] = float(value)
         elif name in _FIELDS - _NO_FRONT and isinstance(value, str):
             document[name] = value
         else:

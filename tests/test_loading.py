@@ -209,6 +209,17 @@ def test_a_text_of_another_name_is_told_once(tmp_path: Path, key: str) -> None:
         assert [item.warnings for item in items] == [()] * len(items)
 
 
+def test_a_front_matter_gives_a_documents_salience(tmp_path: Path) -> None:
+    stored = {}
+    for name, value in (("a", "0.7"), ("b", "high")):
+        path = tmp_path / f"{name}.md"
+        path.write_text(f"---\nsalience: {value}\n---\nwords\n", encoding="utf-8")
+        [item] = sources.read(_source(path, lines=False), Names())
+        assert item.document is not None
+        stored[name] = item.document.get("salience"), item.document["metadata"].get("salience")
+    assert stored == {"a": (0.7, None), "b": (None, "high")}
+
+
 def test_what_is_damaged_is_a_fault_after_what_could_be_read(tmp_path: Path) -> None:
     lines = b"".join(
         b'{"id": "%d", "text": "%s"}\n' % (n, os.urandom(40).hex().encode()) for n in range(3000)
