@@ -146,9 +146,8 @@ async def put_synonyms(request: Request, collection: str) -> Response:
 )
 async def get_synonyms(request: Request, collection: str) -> Response:
     """Return the rules as they are stored; an empty list where there are none."""
-    name = reached(request, collection)
-    found = (await known_of(request, name, fresh=True)).collection
-    return answer(StoredSynonyms(collection=name, synonyms_set=found.synonyms, revision=found.revision))
+    found = (await known_of(request, collection, fresh=True)).collection
+    return answer(StoredSynonyms(collection=found.name, synonyms_set=found.synonyms, revision=found.revision))
 
 
 @router.delete(
@@ -167,13 +166,14 @@ async def _put_synonyms(
     request: Request, collection: str, rules: Sequence[SynonymRule], *, if_revision: int | None = None
 ) -> Response:
     service = service_of(request)
-    name = reached(request, collection)
-    target = (await service.catalog.get(name, fresh=True)).collection
+    target = (await known_of(request, collection, fresh=True)).collection
     try:
         stored = await catalog.put_synonyms(service.doors.cluster, target, rules, if_revision=if_revision)
     finally:
-        service.catalog.forget(name)
-    return answer(StoredSynonyms(collection=name, synonyms_set=stored.synonyms, revision=stored.revision))
+        service.catalog.forget(target.name)
+    return answer(
+        StoredSynonyms(collection=target.name, synonyms_set=stored.synonyms, revision=stored.revision)
+    )
 
 
 @router.delete(

@@ -14,6 +14,7 @@ from typing import Any, Final
 from app.extracted import Extracted, Row, without_space_before_zone
 from app.filters import shown
 from app.times import format_instant, parse_instant
+from app.vocabulary import TIME_NAMES
 from app.writing import Document
 
 Json = dict[str, Any]
@@ -22,7 +23,7 @@ _FIELDS: Final = frozenset(Document.model_fields)
 # What a front matter or a line may call our fields.
 _DATE_NAMES: Final = ("creation_time", "created_at", "date", "created", "published")
 # What a column of dates may be called that nobody named as such.
-_DATE_LIKE: Final = frozenset({*_DATE_NAMES, "published_at", "timestamp", "time"})
+_DATE_LIKE: Final = TIME_NAMES | {"creation_time"}
 # What a text may be called that nobody named as such.
 _TEXT_LIKE: Final = ("content", "body", "page_content")
 _CHANGED_NAMES: Final = ("updated_at", "updated", "lastmod", "modified")

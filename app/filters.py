@@ -32,6 +32,7 @@ from app.collection import NOT_DECLARABLE, DeclaredType, typed_copy
 from app.errors import InvalidRequest, LimitExceeded
 from app.times import DAY_MS, format_instant, from_ms, is_day, parse_instant, to_ms
 from app.values import MAX_FILTER_DEPTH, MAX_FILTER_TERMS
+from app.vocabulary import TIME_NAMES
 
 MAX_VALUE_UNITS = 4_096
 """`ignore_above` of the flattened metadata field, in UTF-16 code units; longer values are not indexed."""
@@ -51,20 +52,7 @@ CONNECTIVES = ("and", "or", "not")
 _RANGE = ("gt", "gte", "lt", "lte")
 _OPERATORS_TEXT = ", ".join(OPERATORS)
 _MIN_LONG, _MAX_LONG = -(2**63), 2**63 - 1
-_TIME_LIKE = frozenset(
-    {
-        "created_at",
-        "created",
-        "date",
-        "timestamp",
-        "published",
-        "published_at",
-        "publish_date",
-        "time",
-        "datetime",
-    }
-)
-"""What others call the time that a document was made."""
+_TIME_LIKE = TIME_NAMES | {"publish_date", "datetime"}
 _METADATA_PREFIX = f"{fields.METADATA}."
 _DECLARED_PREFIX = f"{fields.DECLARED}."
 

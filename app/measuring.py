@@ -143,7 +143,7 @@ class _Measured:
         """Note a document's terms, and its nearest chunks where so many were asked for."""
         told = hit.get("matched_queries") or {}
         score = told.get(queries.RELEVANCE_NAME)
-        relevance = 0.0 if score is None else _clamped(queries.cosine_of(score, self.similarity))
+        relevance = 0.0 if score is None else queries.relevance_of(queries.cosine_of(score, self.similarity))
         salience = hit.get("fields", {}).get(fields.SALIENCE, [0.0])[0]
         self.documents[hit["_id"]] = (relevance, float(salience), float(told.get(queries.FACTOR_NAME, 0.0)))
         if chunks is None:
@@ -160,7 +160,7 @@ class _Measured:
         terms = self.documents.get(candidate.id)
         if terms is None or candidate.chunk is None:
             return terms
-        return (_clamped(self.chunks[candidate.id].get(candidate.chunk, 0.0)), *terms[1:])
+        return (queries.relevance_of(self.chunks[candidate.id].get(candidate.chunk, 0.0)), *terms[1:])
 
     def near_enough(self, plan: Plan, answer: RouteAnswer) -> RouteAnswer:
         """Return the list without chunks below the least relevance, or without one; the others move up."""
@@ -175,7 +175,3 @@ class _Measured:
         return replace(
             answer, candidates=tuple(each._replace(rank=rank) for rank, each in enumerate(kept, start=1))
         )
-
-
-def _clamped(cosine: float) -> float:
-    return min(1.0, max(0.0, cosine))

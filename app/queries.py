@@ -419,6 +419,11 @@ def threshold(cosine: float, similarity: str) -> float:
     return least
 
 
+def relevance_of(cosine: float) -> float:
+    """Return the relevance that a hit of this cosine is told to have, from 0 to 1."""
+    return min(1.0, max(0.0, cosine))
+
+
 def cosine_of(score: float, similarity: str) -> float:
     """Return the cosine behind a kNN `_score`, unclamped, for unit vectors.
 

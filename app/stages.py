@@ -330,7 +330,7 @@ def passage_of(item: Placed, hit: Mapping[str, Any], plan: Plan) -> dict[str, An
             relevance = None
             if name == "nearest":
                 cosine = queries.cosine_of(float(chunk["_score"]), plan.collection.similarity)
-                relevance = min(1.0, max(0.0, cosine))
+                relevance = queries.relevance_of(cosine)
             return {
                 "number": number,
                 "text": held.get("text"),

@@ -30,3 +30,6 @@ FURTHER: Final = words(
     " whenever whether while within without won't wouldn't yours yourself yourselves"
 )
 """Words that hold a question together too, but bound what it asks for: "before" and "after", "none" and "every"."""
+
+TIME_NAMES: Final = words("created_at created date published published_at timestamp time")
+"""What others call the time that a document was made."""

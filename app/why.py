@@ -31,7 +31,7 @@ from app.planning import (
     route_query,
 )
 from app.ranking import ResolvedDecay
-from app.recall import Run, fatal, located
+from app.recall import Run, ask_all, fatal
 from app.search import (
     NO_RERANKER,
     Caller,
@@ -97,7 +97,7 @@ async def _account(document_id: str, run: Run, *, doors: Doors, caller: Caller) 
     seen = await _seen(document_id, run, doors=doors, caller=caller)
     excluded = excluded_by(plan, source)
     cosine = await _cosine(document_id, run, doors=doors, caller=caller)
-    relevance = None if cosine is None else min(1.0, max(0.0, cosine))
+    relevance = None if cosine is None else queries.relevance_of(cosine)
     excluded += _too_far(plan, cosine, has_vector=has_vector)
     place = standing.place(fused)
     item = None if place is None else fused[place - 1]
@@ -235,9 +235,7 @@ async def _source(
         },
         "_source": {"excludes": [fields.CHUNKS, fields.TEXT]},
     }
-    [answer] = await doors.cluster.msearch(
-        [located(run, body)], timeout_s=run.remaining_s(), opaque_id=caller.request_id
-    )
+    [answer] = await ask_all([(run, body)], cluster=doors.cluster, request_id=caller.request_id)
     if isinstance(answer, HalflifeError):
         raise answer
     hits = answer["hits"]["hits"]
@@ -335,10 +333,8 @@ def _above(
 async def _ask(
     bodies: Sequence[dict[str, Any]], run: Run, *, doors: Doors, caller: Caller
 ) -> Sequence[dict[str, Any] | HalflifeError]:
-    if not bodies:
-        return []
-    answers = await doors.cluster.msearch(
-        [located(run, body) for body in bodies], timeout_s=run.remaining_s(), opaque_id=caller.request_id
+    answers = await ask_all(
+        [(run, body) for body in bodies], cluster=doors.cluster, request_id=caller.request_id
     )
     for answer in answers:
         if not isinstance(answer, HalflifeError) and (lacking := partial(answer)) is not None:
