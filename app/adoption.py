@@ -50,18 +50,6 @@ class Preview:
     failures: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What a collection has under an id; `source` is empty where it was not asked for."""
-
-    version: int
-    source: Source
-
-    @property
-    def deleted(self) -> bool:
-        return bool(self.source.get(fields.DELETED))
-
-
 @dataclass(slots=True)
 class Adopted:
     """What was brought in, and what could not be."""
@@ -168,8 +156,7 @@ class Adopter:
                 self._name, options, dims=dims, model=model, slot_aliases={copy: {}}, uid=index
             )
             await self._cluster.create_index(index, body)
-        mapping = (await self._cluster.get_mapping(index))[index]
-        target = catalog.read_collection(self._name, index, mapping)
+        target = await catalog.read_index(self._cluster, self._name, index)
 
         async def via() -> str:
             return copy
@@ -264,8 +251,8 @@ class Adopter:
                 have = await self._stored(target, [hit["_id"] for hit in hits], [fields.DELETED])
                 for hit in hits:
                     found = have.get(hit["_id"])
-                    lacks = found is None or found.version < hit["_version"]
-                    lost = found is not None and found.deleted and self._replaces
+                    lacks = found is None or found["_version"] < hit["_version"]
+                    lost = found is not None and _is_tombstone(found) and self._replaces
                     if (lacks or lost) and hit["_id"] not in self._result.failures:
                         missing.append(hit["_id"])
         if missing and self._replaces:
@@ -320,10 +307,10 @@ class Adopter:
         fresh = []
         for hit in hits:
             found = have.get(hit["_id"])
-            if found is None or found.version < hit["_version"]:
+            if found is None or found["_version"] < hit["_version"]:
                 fresh.append(hit)
             elif self._replaces and not self._has(found, hit, target):
-                fresh.append({**hit, "_version": found.version + 1})
+                fresh.append({**hit, "_version": found["_version"] + 1})
         for first in range(0, len(fresh), BATCH):
             part = fresh[first : first + BATCH]
             bodies = await self._again(partial(self._convert, part, target))
@@ -344,27 +331,14 @@ class Adopter:
 
     async def _stored(
         self, target: Collection, ids: Sequence[str], source: bool | Sequence[str]
-    ) -> dict[str, _Found]:
+    ) -> dict[str, Hit]:
         """Return id -> what the collection has of it, in real time, with these parts of the document."""
         where = target.index if self._replaces else names.read_alias(self._name)
-        found: dict[str, _Found] = {}
-        for first in range(0, len(ids), 1_000):
-            entries = await self._again(
-                partial(
-                    self._cluster.mget, where, ids[first : first + 1_000], source=source,
-                    timeout_s=self._cluster.request_timeout_s,
-                )
-            )  # fmt: skip
-            found |= {
-                entry["_id"]: _Found(entry["_version"], entry.get("_source", {}))
-                for entry in entries
-                if entry.get("found")
-            }
-        return found
+        return await copying.found(self._cluster, where, ids, source=source, budget_s=self._patience_s)
 
-    def _has(self, found: _Found, hit: Hit, target: Collection) -> bool:
+    def _has(self, found: Hit, hit: Hit, target: Collection) -> bool:
         """Tell whether a document is in the collection as it would be written, its chunks and the time of that aside."""
-        if found.deleted:
+        if _is_tombstone(found):
             return False
         try:
             document, declared = documents.check_document(self._document(hit), target)
@@ -373,7 +347,7 @@ class Adopter:
         if document.embedding is not None:
             return False  # its vector may have changed alone, and costs nothing
         body = documents.source(document, chunks=[], declared=declared, indexed_at="")
-        return _compared(json.loads(encode(body))) == _compared(found.source)
+        return _compared(json.loads(encode(body))) == _compared(found["_source"])
 
     def _note_doubles(self, hits: Sequence[Hit]) -> None:
         """Note as failures the ids that two documents of the origin have, of which the collection could keep one."""
@@ -503,6 +477,10 @@ class Adopter:
 
     async def _again(self, do: Callable[[], Awaitable[T]]) -> T:
         return await patiently(do, budget_s=self._patience_s, cluster=self._cluster)
+
+
+def _is_tombstone(found: Hit) -> bool:
+    return bool(found.get("_source", {}).get(fields.DELETED))
 
 
 def _place(hit: Hit) -> tuple[str, str | None]:

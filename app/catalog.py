@@ -515,8 +515,7 @@ async def _revise(
             await _declare(cluster, collection, new, apply=apply, undo=undo)
         else:
             await apply()
-        mapping = (await cluster.get_mapping(index))[index]
-    return read_collection(collection.name, index, mapping)
+        return await read_index(cluster, collection.name, index)
 
 
 async def _declare(
@@ -801,6 +800,11 @@ async def delete(cluster: Cluster, name: str) -> list[str]:
 
 
 # --- checks --------------------------------------------------------------------------------------------------------
+
+
+async def read_index(cluster: Cluster, name: str, index: str) -> Collection:
+    """Return what the mapping of one of a collection's indices says. Raises NotFound, and as `read_collection` does."""
+    return read_collection(name, index, (await cluster.get_mapping(index))[index])
 
 
 def read_collection(name: str, index: str, mapping: Mapping[str, Any]) -> Collection:

@@ -41,21 +41,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How texts are cut; tokens are counted by `count_tokens`, estimated where there is none."""
+    """How texts are cut, in estimated tokens."""
 
     max_tokens: int = DEFAULT_MAX_TOKENS
     overlap_tokens: int = DEFAULT_OVERLAP_TOKENS
-    count_tokens: Callable[[str], int] | None = None
 
     def cut(self, text: str, *, title: str) -> list[Chunk]:
         """Return the chunks, as `split` does."""
-        return split(
-            text,
-            title=title,
-            max_tokens=self.max_tokens,
-            overlap_tokens=self.overlap_tokens,
-            count_tokens=self.count_tokens,
-        )
+        return split(text, title=title, max_tokens=self.max_tokens, overlap_tokens=self.overlap_tokens)
 
 
 def embedding_text(title: str, text: str) -> str:

@@ -100,8 +100,7 @@ async def pages(
                 )
                 body["pit"] = {"id": pit, "keep_alive": f"{round(KEEP_ALIVE_S * 1000)}ms"}
                 answer = await cluster.search(None, body, timeout_s=timeout_s, doing=f"reading {index}")
-                if answer.get("timed_out") or answer["_shards"]["failed"]:
-                    raise partial_answer(answer, f"reading {index}")
+                complete(answer, f"reading {index}")
             except (CursorExpired, Unavailable) as error:
                 size, failures = max(8, size // 2), failures + 1
                 if pit is not None and (failures >= TRIES_EACH or _gone(error)):
@@ -133,11 +132,16 @@ async def pages(
             await cluster.close_pit(pit)
 
 
-def partial_answer(answer: Mapping[str, Any], doing: str) -> HalflifeError:
-    """Return what is wrong with a search in a point in time that not every shard answered."""
-    if "search_context_missing" in str(answer["_shards"].get("failures", "")):
-        return CursorExpired(f"{doing}: a part of the point in time is gone")
-    return ClusterUnavailable(f"{doing}: not every shard answered")
+def complete(answer: Json, doing: str) -> Json:
+    """Return a search's answer if every shard gave its part. Raises CursorExpired, ClusterUnavailable."""
+    shards = answer.get("_shards", {})
+    if "search_context_missing" in str(shards.get("failures", "")):
+        raise CursorExpired(
+            f"{doing}: a part of the point in time is gone", remedy="start again from the first page"
+        )
+    if answer.get("timed_out") or shards.get("failed"):
+        raise ClusterUnavailable(f"{doing}: not every shard answered", retry_after_s=1)
+    return answer
 
 
 def _gone(error: HalflifeError) -> bool:
@@ -202,18 +206,25 @@ def measured_alike(vector: np.ndarray, similarity: str) -> np.ndarray:
     return vector if abs(length - 1) < 1e-6 or length == 0 else np.asarray(vector / length, dtype=np.float32)
 
 
-async def versions(cluster: Cluster, index: str, ids: Sequence[str], *, budget_s: float) -> dict[str, int]:
-    """Return id -> version of those that an index has, in real time."""
-    found: dict[str, int] = {}
+async def found(
+    cluster: Cluster,
+    index: str,
+    ids: Sequence[str],
+    *,
+    source: bool | Sequence[str] = False,
+    budget_s: float,
+) -> dict[str, Hit]:
+    """Return id -> what an index has under it, in real time, tombstones too: `_version`, and these parts of `_source`."""
+    held: dict[str, Hit] = {}
     for first in range(0, len(ids), 1_000):
         part = list(ids[first : first + 1_000])
         entries = await patiently(
-            partial(cluster.mget, index, part, source=False, timeout_s=cluster.request_timeout_s),
+            partial(cluster.mget, index, part, source=source, timeout_s=cluster.request_timeout_s),
             budget_s=budget_s,
             cluster=cluster,
         )
-        found |= {entry["_id"]: entry["_version"] for entry in entries if entry.get("found")}
-    return found
+        held |= {entry["_id"]: entry for entry in entries if entry.get("found")}
+    return held
 
 
 def _weight(hit: Hit) -> int:

@@ -52,10 +52,11 @@ def check_document(raw: Any, collection: Collection) -> tuple[Document, dict[str
     return document, declared_values(document.metadata, collection.declared)
 
 
-def check_patch(raw: Any, collection: Collection) -> tuple[DocumentPatch, dict[str, Any]]:
-    """Return the patch and the declared values of its metadata. Raises InvalidItem naming the field and the remedy."""
+def check_patch(raw: Any, collection: Collection) -> DocumentPatch:
+    """Return the patch. Raises InvalidItem naming the field and the remedy, also for metadata of another declared type."""
     patch = _parse(DocumentPatch, raw)
-    return patch, declared_values(patch.metadata, collection.declared)
+    declared_values(patch.metadata, collection.declared)
+    return patch
 
 
 def check_id(raw: Any) -> str:
@@ -115,10 +116,11 @@ def chunk_source(text: str, start: int, end: int, *, digest: str | None, vector:
     return body
 
 
-def patched(
-    stored: Mapping[str, Any], patch: DocumentPatch, *, declared: Mapping[str, Any], indexed_at: str
-) -> Source:
-    """Return the stored `_source` with the fields that the patch names replaced, and cleared where they are null."""
+def patched(stored: Mapping[str, Any], patch: DocumentPatch, *, indexed_at: str) -> Source:
+    """Return the stored `_source` with the fields that the patch names replaced, and cleared where they are null.
+
+    Where metadata is named it has no typed copies yet: which there are is for the index to say that it is written to.
+    """
     body = dict(stored)
     named = patch.model_fields_set - {"id", "if_version"}
     for name in named:
@@ -126,10 +128,15 @@ def patched(
     _put_fields(body, patch, sorted(named))
     if fields.METADATA in named:
         body.pop(fields.DECLARED, None)
-        if declared:
-            body[fields.DECLARED] = dict(declared)
     body[fields.INDEXED_AT] = indexed_at
     return body
+
+
+def retyped(source: Mapping[str, Any], declared: Mapping[str, DeclaredType]) -> Source:
+    """Return a stored `_source` with the typed copies that an index declaring these keys has. Raises InvalidItem."""
+    typed = declared_values(source.get(fields.METADATA, {}), declared)
+    plain = {name: value for name, value in source.items() if name != fields.DECLARED}
+    return {**plain, fields.DECLARED: typed} if typed else plain
 
 
 def tombstone(

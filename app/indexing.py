@@ -17,10 +17,10 @@ import numpy as np
 from app import bulks, chunking, documents, fields, names, observing
 from app.answers import BulkResult, ItemResult, StoredDocument
 from app.bulks import Report, conflict, contended, failed, in_slices, in_waves
-from app.catalog import read_collection
+from app.catalog import read_index
 from app.chunking import Chunk, Chunking
 from app.collection import Collection
-from app.copying import measured_alike
+from app.copying import complete, measured_alike
 from app.documents import InvalidItem, Source
 from app.elastic import Cluster
 from app.embedding import Embedded
@@ -113,19 +113,18 @@ class Indexer:
         NotFound if there is no such collection; each carries `items` and `failed`.
         """
         writer, report = self._writer(collection), Report(len(items))
-        waves = in_waves(items, report)
-        slices = [part for wave in waves for part in in_slices(items, wave)]
+        waves = [in_slices(items, wave) for wave in in_waves(items, report)]
+        slices = sum(map(len, waves))
         try:
-            if refresh == "wait_for" and len(slices) == 1 and not await writer.refreshes_soon():
+            if refresh == "wait_for" and slices == 1 and not await writer.refreshes_soon():
                 refresh = "true"
         except HalflifeError as error:
             report.fail_all({position: documents.id_of(item) for position, item in enumerate(items)}, error)
             return report.result()
-        for wave in waves:
-            parts = list(in_slices(items, wave))
+        for parts in waves:
             gate = asyncio.Semaphore(PARALLEL_SLICES)
             # With one slice the bulk itself can wait for the refresh; with more, one refresh ends them all.
-            with_bulk: RefreshWhen = refresh if len(slices) == 1 else "false"
+            with_bulk: RefreshWhen = refresh if slices == 1 else "false"
 
             async def store(
                 part: Sequence[int], gate: asyncio.Semaphore = gate, when: RefreshWhen = with_bulk
@@ -136,9 +135,7 @@ class Indexer:
             await _all(store(part) for part in parts)
         # What was not written anew may have been written a moment ago, without a refresh; and where an earlier try
         # had arrived, the last one waited for none.
-        if refresh != "false" and (
-            (len(slices) > 1 and report.stored) or report.unchanged or writer.found_again
-        ):
+        if refresh != "false" and ((slices > 1 and report.stored) or report.unchanged or writer.found_again):
             await self._show(writer, report)
         return report.result()
 
@@ -284,7 +281,6 @@ class Indexer:
         # Whole, since a document whose chunks are all the same may be the same altogether.
         found = await writer.read(list(wanted), source=True, vectors=True)
         for id_, stored in found.items():
-            assert stored.read_from is not None
             wanted[id_].whole = replace(stored, source=documents.without_vectors(stored.source))
             wanted[id_].reusable[stored.read_from.space] = {
                 chunk["hash"]: packed(chunk["embedding"])
@@ -383,23 +379,21 @@ class Indexer:
             changes = []
             for position in wave:
                 try:
-                    patch, declared = documents.check_patch(items[position], target.collection)
+                    patch = documents.check_patch(items[position], target.collection)
                 except InvalidItem as error:
                     report.fail(position, documents.id_of(items[position]), error)
                 else:
-                    changes.append(
-                        _Change(position, patch.id, self._patching(patch, declared), patch.if_version)
-                    )
+                    changes.append(_Change(position, patch.id, self._patching(patch), patch.if_version))
             await self._change(writer, changes, report, within=within)
         if refresh != "false" and (report.stored or report.unchanged):
             await self._show(writer, report)
         return report.result()
 
-    def _patching(self, patch: DocumentPatch, declared: Mapping[str, Any]) -> "_Apply":
+    def _patching(self, patch: DocumentPatch) -> "_Apply":
         indexed_at = format_instant(self._now())
 
         def apply(stored: Stored) -> Source:
-            return documents.patched(stored.source, patch, declared=declared, indexed_at=indexed_at)
+            return documents.patched(stored.source, patch, indexed_at=indexed_at)
 
         return apply
 
@@ -695,16 +689,14 @@ class Indexer:
         return Deleted(deleted, missed, failures)
 
     def _burial(self, hit: Mapping[str, Any], within: Condition | None, origin: Target) -> Write:
-        # Of an index that a reindex has brought or taken away it is not known here whose it is.
-        read_from = origin if hit["_index"] == origin.collection.index else None
-        stored = Stored(hit["_version"], hit.get("_source", {}), read_from=read_from)
-        bury = self._burying(hit["_id"], within)
-        change = _Change(0, hit["_id"], bury, deletes=True)
-        body = bury(stored)
+        stored = Stored(hit["_version"], hit.get("_source", {}), read_from=origin)
+        body = self._burying(hit["_id"], within)(stored)
         assert body is not None
-        return Write(
-            hit["_id"], stored.version + 1, guarded=True, payload=_Body(change, {None: body}), over=stored
-        )
+        write = _rewrite(None, stored, body)
+        if hit["_index"] != origin.collection.index:
+            # Of an index that a reindex has brought or taken away it is not known here whose it is.
+            write.over = None
+        return write
 
     async def _scan(
         self,
@@ -822,7 +814,7 @@ class Indexer:
         going_on = len(hits) == size
         if not going_on and after is None:
             # A last page after others may be asked for again, its answer being lost on the way.
-            await self._cluster.close_pit(pit)
+            self._cluster.close_pit_soon(pit)
         return Page(
             documents=[documents.stored(hit["_source"], version=hit["_version"]) for hit in hits],
             total=answer["hits"]["total"]["value"],
@@ -841,10 +833,9 @@ class Indexer:
         if not hits or (index := hits[0]["_index"]) == collection.index:
             return None
         try:
-            mapping = await self._cluster.get_mapping(index)
+            return await read_index(self._cluster, collection.name, index)
         except NotFound as cause:
             raise _moved("send the request again, without a cursor") from cause
-        return read_collection(collection.name, index, mapping[index])
 
     async def _open_pit(self, collection: Collection, keep_alive_s: float, owner: str | None = None) -> str:
         return await self._cluster.open_pit(
@@ -878,9 +869,7 @@ class Indexer:
         answer = await self._cluster.search(
             None, body, timeout_s=self._patience.request_timeout_s, doing="listing documents"
         )
-        if answer.get("timed_out") or answer.get("_shards", {}).get("failed"):
-            raise ClusterUnavailable("listing documents: not every shard answered", retry_after_s=1)
-        return answer
+        return complete(answer, "listing documents")
 
     # --- small change
 
@@ -1001,7 +990,7 @@ class _Body:
     """A changed document, for each space of vectors; one without chunks is the same in all."""
 
     change: _Change | None
-    sources: dict[_Space | None, Source | HalflifeError]
+    sources: dict[_Space, Source | HalflifeError]
 
     def any_source(self) -> Source:
         """Return the document in the space it was read in."""
@@ -1062,7 +1051,6 @@ def _decide_within(within: Condition, item: _Upsert, writer: Writer) -> Write | 
 
 def _rewrite(change: "_Change | None", stored: Stored, source: Source) -> Write:
     """Return the write of `source` over a document as just read."""
-    assert stored.read_from is not None
     body = _Body(change, {stored.read_from.space: _packed(source)})
     return Write(source[fields.DOCUMENT_ID], stored.version + 1, guarded=True, payload=body, over=stored)
 
@@ -1082,18 +1070,17 @@ def _typed_for(target: Target, source: Source | HalflifeError) -> Source | Halfl
     if isinstance(source, HalflifeError) or source.get(fields.DELETED):
         return source
     try:
-        declared = documents.declared_values(source.get(fields.METADATA, {}), target.collection.declared)
+        typed = documents.retyped(source, target.collection.declared)
     except InvalidItem as error:
         return error
-    plain = {name: value for name, value in source.items() if name != fields.DECLARED}
-    if fields.CHUNKS in plain:
-        plain[fields.CHUNKS] = [
+    if fields.CHUNKS in typed:
+        typed[fields.CHUNKS] = [
             {**chunk, "embedding": _measured_for(target, chunk["embedding"])}
             if "embedding" in chunk
             else chunk
-            for chunk in plain[fields.CHUNKS]
+            for chunk in typed[fields.CHUNKS]
         ]
-    return {**plain, fields.DECLARED: declared} if declared else plain
+    return typed
 
 
 def _measured_for(target: Target, vector: str) -> str:

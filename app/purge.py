@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
-from app import fields, moves
+from app import copying, fields, moves
 from app.copying import patiently
 from app.elastic import Cluster
-from app.errors import ClusterUnavailable, Conflict, HalflifeError, InvalidRequest, NotFound
+from app.errors import Conflict, HalflifeError, InvalidRequest, NotFound
 from app.moves import Ledger, State
 from app.times import format_instant
 
@@ -155,6 +155,4 @@ class Purger:
         answer = await self._cluster.search(
             index, body, timeout_s=self._cluster.request_timeout_s, doing="looking for tombstones"
         )
-        if answer.get("timed_out") or answer["_shards"]["failed"]:
-            raise ClusterUnavailable("looking for tombstones: not every shard answered")
-        return list(answer["hits"]["hits"])
+        return list(copying.complete(answer, "looking for tombstones")["hits"]["hits"])

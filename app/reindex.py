@@ -486,8 +486,9 @@ class Reindexer:
                 f"the index {state.target} may no longer be filled: the reindex was aborted or swapped",
                 remedy="see --status",
             )
-        mapping = (await self._cluster.get_mapping(state.target))[state.target]
-        catalog.read_collection(self._name, state.target, mapping)
+        await catalog.read_index(
+            self._cluster, self._name, state.target
+        )  # raises where it is not what it should be
 
     async def _first_copy(self, ledger: Ledger, lane: Lane) -> None:
         if ledger.state.copied:
@@ -783,33 +784,27 @@ class Reindexer:
         else:
             raise _unsettled(self._name)
         self._refuse_missing(ledger.state.missing)
+        await self._delete(source, kept=target, ledger=ledger)
 
-        async def still_ours() -> None:
-            await ledger.save()
-            ledger.check()
-
-        await self._delete(source, kept=target, sure=still_ours)
-
-    async def _delete(
-        self, index: str, *, kept: str | None = None, sure: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+    async def _delete(self, index: str, *, kept: str | None = None, ledger: Ledger | None = None) -> None:
         """Delete an index that is not in use, by a decision that fails if the aliases change after the look.
 
-        `kept` must be live then, and `sure` not raise. Raises Taken if the index is in use or is to be used again.
+        `kept` must be live then, and the `ledger` still ours. Raises Taken if the index is in use or is to be used again.
         """
         for _ in range(FENCES):
             seen = await self._look()
             if (
                 index in seen.in_use
                 or (kept is not None and seen.live != kept)
-                or (sure is not None and seen.filling == index)
+                or (ledger is not None and seen.filling == index)
             ):
                 raise Taken(
                     f"{index} is not deleted: by now `{self._name}` is read from {seen.live}",
                     remedy="another process has changed it: see --status",
                 )
-            if sure is not None:
-                await sure()
+            if ledger is not None:
+                await ledger.save()
+                ledger.check()
             try:
                 await self._again(partial(moves.discard, self._cluster, self._name, index, seen=seen))
             except NotFound:
@@ -914,7 +909,8 @@ class Reindexer:
         return behind, ahead
 
     async def _versions(self, index: str, ids: Sequence[str]) -> dict[str, int]:
-        return await copying.versions(self._cluster, index, ids, budget_s=self._patience_s)
+        held = await copying.found(self._cluster, index, ids, budget_s=self._patience_s)
+        return {id_: hit["_version"] for id_, hit in held.items()}
 
     async def _having_vectors(self, index: str, ids: Sequence[str]) -> list[str]:
         found: list[str] = []
@@ -1037,10 +1033,7 @@ class Reindexer:
             return source
         body = dict(source)
         if lane.source.declared != lane.target.declared:
-            body.pop(fields.DECLARED, None)
-            typed = documents.declared_values(body.get(fields.METADATA, {}), lane.target.declared)
-            if typed:
-                body[fields.DECLARED] = typed
+            body = documents.retyped(source, lane.target.declared)
         chunks: list[Source] = [dict(chunk) for chunk in body.get(fields.CHUNKS, ())]
         if lane.rechunk:
             chunks = self._cut_anew(body, chunks)

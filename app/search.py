@@ -386,8 +386,7 @@ async def _moved(live: list[Run], *, doors: Doors, caller: Caller) -> Collection
     try:
         if seen:
             index = min(name for name in seen if name is not None)
-            mapping = (await doors.cluster.get_mapping(index))[index]
-            there = catalog.read_collection(planned.name, index, mapping)
+            there = await catalog.read_index(doors.cluster, planned.name, index)
         else:
             # Vectors of other dims are refused by the cluster, and nothing was found that tells the index.
             there = (await catalog.get(doors.cluster, planned.name)).collection

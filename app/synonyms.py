@@ -16,7 +16,7 @@ from typing import Final
 
 from app.answers import Rewrite
 from app.asking import Wording
-from app.collection import SynonymRule
+from app.collection import MAX_SYNONYM_RULES, SynonymRule
 from app.errors import InvalidRequest
 
 MAX_TERMS: Final = 32
@@ -101,20 +101,24 @@ def check(rules: Sequence[SynonymRule]) -> None:
                 "two rules have the same id", field=f"{field}.id", remedy="give each its own, or none"
             )
         seen.update(() if rule.id is None else (rule.id,))
-        _read(rule.synonyms, field=f"{field}.synonyms")
+        try:
+            _read(rule.synonyms)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.detail, field=f"{field}.synonyms", remedy=error.remedy) from None
 
 
-def _read(line: str, *, field: str = "synonyms") -> tuple[list[str], list[str] | None]:
-    """Return the terms of a rule's left and right side, right None where all are equivalent."""
+@lru_cache(maxsize=2 * MAX_SYNONYM_RULES)  # a collection's rules are read whenever it is looked at anew
+def _read(line: str) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Return the terms of a rule's left and right side, right None where all are equivalent. Raises InvalidRequest."""
 
     def wrong(what: str, remedy: str) -> InvalidRequest:
-        return InvalidRequest(what, field=field, remedy=remedy)
+        return InvalidRequest(what, field="synonyms", remedy=remedy)
 
     sides = [_terms(side) for side in re.split(r"(?<!\\)=>", line)]
     if len(sides) > 2:
         raise wrong("a rule has one `=>` at most", "write two rules")
     left, right = sides[0], sides[1] if len(sides) == 2 else None
-    every = [*left, *(right or [])]
+    every = [*left, *(right or ())]
     if len(every) > MAX_TERMS:
         raise wrong(f"a rule has at most {MAX_TERMS} terms, this one {len(every)}", "write several rules")
     if right is not None and not (left and right):
@@ -129,11 +133,11 @@ def _read(line: str, *, field: str = "synonyms") -> tuple[list[str], list[str] |
     return left, right
 
 
-def _terms(side: str) -> list[str]:
+def _terms(side: str) -> tuple[str, ...]:
     parts = (
         part.replace("\\,", ",").replace("\\=>", "=>") for part in re.split(r"(?<!\\)[,\uff0c\u3001]", side)
     )
-    return [cleaned for part in parts if (cleaned := " ".join(part.split()))]
+    return tuple(cleaned for part in parts if (cleaned := " ".join(part.split())))
 
 
 @lru_cache(maxsize=64)

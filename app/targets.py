@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from app import moves
-from app.catalog import Catalog, Known, WriteTarget, read_collection
+from app.catalog import Catalog, Known, WriteTarget, read_index
 from app.collection import Collection
 from app.elastic import Cluster
 from app.embedding import Embedded
@@ -69,8 +69,7 @@ class CatalogTargets:
             known = await self._behind(known.fence)
         collection = known.collection
         if known.target.index != collection.index:
-            mapping = (await self._cluster.get_mapping(known.target.index))[known.target.index]
-            collection = read_collection(self._name, known.target.index, mapping)
+            collection = await read_index(self._cluster, self._name, known.target.index)
         return Target(known.target.alias, collection, self._embedder(collection))
 
     async def _behind(self, first: WriteTarget) -> Known:

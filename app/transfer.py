@@ -219,9 +219,7 @@ async def export(
 
 async def _search(cluster: Cluster, body: Json, timeout_s: float) -> Json:
     answer = await cluster.search(None, body, timeout_s=timeout_s, doing="exporting documents")
-    if answer.get("timed_out") or answer["_shards"]["failed"]:
-        raise copying.partial_answer(answer, "exporting documents")
-    return answer
+    return copying.complete(answer, "exporting documents")
 
 
 def line(source: Mapping[str, Any], version: int) -> Json:
@@ -330,14 +328,11 @@ class Importer:
         texts: dict[str, int] = {}
         same = target.space == self._header.space
         for write in writes:
-            body: Source = dict(write.payload)
             try:
-                typed = documents.declared_values(body.get(fields.METADATA, {}), target.collection.declared)
+                body = documents.retyped(write.payload, target.collection.declared)
             except InvalidItem as error:
                 ready.append(error)
                 continue
-            if typed:
-                body[fields.DECLARED] = typed
             if not same:
                 for chunk in body[fields.CHUNKS]:
                     if "embedding" in chunk:

@@ -139,10 +139,9 @@ class Watch:
 
     async def _found(self) -> list[Json]:
         """Return what the cluster and the embedders said, at most `LOOKED_WITHIN_S` ago; who asks meanwhile waits with it."""
-        over = self._look is None or (
+        if self._look is None or (
             self._look.done() and time.monotonic() - self._looked_at >= LOOKED_WITHIN_S
-        )
-        if self._look is None or over:
+        ):
             self._look = asyncio.create_task(self._ask(), name="readiness")
         # One of those who wait may hang up.
         return await asyncio.shield(self._look)

@@ -18,7 +18,7 @@ import math
 import random
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar
 
@@ -123,8 +123,8 @@ class Stored:
     source: dict[str, Any]
     place: tuple[int, int] | None = None
     """Its (seq_no, primary_term), where it was read by id."""
-    read_from: Target | None = None
-    """Through which alias, of which collection; None where that is not known."""
+    read_from: Target = field(kw_only=True)
+    """Through which alias, of which collection."""
 
     @property
     def deleted(self) -> bool:
@@ -434,16 +434,13 @@ class Writer:
         """
         try:
             sure: set[str] = set()
-            sources = {
-                stored.read_from.alias: stored.read_from for stored in found.values() if stored.read_from
-            }
+            sources = {stored.read_from.alias: stored.read_from for stored in found.values()}
             for target in sources.values():
                 shards = (await self._cluster.sequence_numbers(target.collection.index)).values()
                 asked = [
                     (id_, *stored.place)
                     for id_, stored in found.items()
-                    if stored.read_from is not None
-                    and stored.read_from.alias == target.alias
+                    if stored.read_from.alias == target.alias
                     and stored.place is not None
                     # Which shard an id is on is the cluster's business: so of every shard that has such a number.
                     and all(
@@ -471,7 +468,7 @@ class Writer:
                 entry["_version"],
                 entry.get("_source", {}),
                 (entry["_seq_no"], entry["_primary_term"]),
-                target,
+                read_from=target,
             )
             for entry in entries
             if entry.get("found")
@@ -529,11 +526,7 @@ class _Trouble:
 
 def _of_another(over: Stored | None, target: Target) -> bool:
     """Tell whether it was read in a collection that was deleted, and another made under its name."""
-    return (
-        over is not None
-        and over.read_from is not None
-        and over.read_from.collection.uid != target.collection.uid
-    )
+    return over is not None and over.read_from.collection.uid != target.collection.uid
 
 
 def _not_on_all_copies() -> HalflifeError:

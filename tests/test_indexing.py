@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -313,7 +313,7 @@ async def test_unchanged_is_said_only_when_every_copy_has_it_and_the_primary_sti
     # What was read is not on all copies yet: another's write, which may still be lost.
     [checkpoint] = (await world.cluster.checkpoints(world.collection.index)).values()
     assert checkpoint == place[0]
-    ahead = {"a": writes.Stored(seen["a"].version, seen["a"].source, (place[0] + 1, place[1]))}
+    ahead = {"a": replace(seen["a"], place=(place[0] + 1, place[1]))}
     assert await writer.settled(ahead) == set()
     # Somebody was faster between the read and the question.
     await world.upsert({**FIRST, "text": "other words"})
