@@ -301,6 +301,17 @@ def _authorization(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
+def items_of(answer: Mapping[str, Any], count: int) -> list[Json]:
+    """Return what the API says became of each of so many documents. Raises ApiError where it does not say so of all."""
+    items = answer.get("items")
+    if not isinstance(items, list) or len(items) != count:
+        raise ApiError(
+            "the API's answer does not list what became of each document",
+            remedy="check that --url leads to Halflife",
+        )
+    return items
+
+
 def persist(
     do: Callable[[], T],
     *,

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from app.encoding import encode
 from app.sandbox import Sandbox
-from scripts.client import ApiError, ApiProblem, Json, persist
+from scripts.client import ApiProblem, Json, items_of, persist
 from scripts.sources import LIMITS, Names, Read, Source, read
 
 DEFAULT_BATCH = 64
@@ -326,13 +326,7 @@ class Loader:
                 return [{"id": documents[0]["id"], "status": "failed", "error": error}]
             middle = len(documents) // 2
             return [*self._post(documents[:middle], refresh), *self._post(documents[middle:], refresh)]
-        items = answer.get("items")
-        if not isinstance(items, list) or len(items) != len(documents):
-            raise ApiError(
-                "the API's answer does not list what became of each document",
-                remedy="check that --url leads to Halflife",
-            )
-        return items
+        return items_of(answer, len(documents))
 
 
 def _brought_before(item: Read, other: Source) -> Read:

@@ -9,36 +9,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from app.filters import shown
-from scripts.client import ApiError, ApiProblem, Json, persist
+from scripts.client import ApiProblem, Client, Json, items_of, persist
 from scripts.loading import DEFAULT_BATCH, PATIENCE_S, Failure, Sleep, Tally
 from scripts.sources import Passed, Read
 
 T = TypeVar("T")
 # How often a document is looked at again that searches keep touching.
 _TRIES = 3
-
-
-class Api(Protocol):
-    """What pruning needs of the API."""
-
-    def page(
-        self, collection: str, *, only: Mapping[str, Any] | None = None, cursor: str | None = None
-    ) -> Json:
-        """Return a page of documents, and where the next begins."""
-        ...
-
-    def document(self, collection: str, id_: str) -> Json | None:
-        """Return one document as it is now, None if it is not there."""
-        ...
-
-    def delete(
-        self, collection: str, documents: Sequence[Mapping[str, Any]], *, refresh: str = "false"
-    ) -> Json:
-        """Delete documents as they were seen, and return what became of each."""
-        ...
 
 
 @dataclass(slots=True)
@@ -101,7 +81,7 @@ class Pruner:
 
     def __init__(
         self,
-        api: Api,
+        api: Client,
         collection: str,
         source: str,
         *,
@@ -198,14 +178,8 @@ class Pruner:
         """Delete documents of these versions, count them, and return the ids of those that have another by now."""
         documents = [{"id": id_, "if_version": version} for id_, version in versions.items()]
         answer = self._persist(partial(self._api.delete, self._collection, documents, refresh=refresh))
-        items = answer.get("items")
-        if not isinstance(items, list) or len(items) != len(documents):
-            raise ApiError(
-                "the API's answer does not list what became of each document",
-                remedy="check that --url leads to Halflife",
-            )
         others = []
-        for id_, item in zip(versions, items, strict=True):
+        for id_, item in zip(versions, items_of(answer, len(documents)), strict=True):
             status = item.get("status")
             if status in {"deleted", "not_found"}:
                 # Not there: somebody else, or an earlier try whose answer was lost, has deleted it.
@@ -233,11 +207,7 @@ class Pruner:
 
     def _is_passed(self, id_: str) -> bool:
         # A row without an id of its own is called FILE#ROW.
-        return (
-            id_ in self._files
-            or id_.rpartition("#")[0] in self._files
-            or (bool(self._folders) and id_.startswith(self._folders))
-        )
+        return id_ in self._files or id_.rpartition("#")[0] in self._files or id_.startswith(self._folders)
 
     def _page(self, cursor: str | None) -> Json:
         if cursor is not None:
