@@ -199,16 +199,6 @@ class Client:
             raise
         return int(page["total"])
 
-    def holds(self, collection: str, name: str) -> bool:
-        """Tell whether a collection holds the document of this id; False also if there is no such collection."""
-        try:
-            self._object("GET", f"{_collection(collection)}/documents/{quote(name, safe='')}")
-        except ApiProblem as problem:
-            if problem.status == 404:
-                return False
-            raise
-        return True
-
     def collections(self) -> list[Json]:
         """Return what collections there are."""
         found = self._request("GET", "/v1/collections", None, _READ_TIMEOUT_S)

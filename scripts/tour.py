@@ -142,7 +142,7 @@ def load_sample(client: Client) -> str:
     path = SAMPLE / "corpus.jsonl"
     wanted = [str(line["id"]) for line in sample_lines(path.name)]
     if found := client.count(COLLECTION):
-        there = sum(client.holds(COLLECTION, name) for name in wanted)
+        there = sum(client.document(COLLECTION, name) is not None for name in wanted)
         if there == len(wanted):
             return f"Collection '{COLLECTION}' holds {found} documents already."
         if not there:
