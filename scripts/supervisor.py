@@ -534,30 +534,25 @@ def reached_at(host: str) -> str:
 
 def keyed(environment: Mapping[str, str]) -> bool:
     """Tell whether an API that gets this environment asks for keys."""
-    if any(environment.get(name, "").strip() for name in KEY_VARIABLES):
-        return True
-    folder = environment.get(SECRETS_VARIABLE, "").strip()
-    return bool(folder) and any(_says_something(Path(folder) / name.lower()) for name in KEY_VARIABLES)
+    return any(_said_in(environment, name) for name in KEY_VARIABLES)
 
 
 def drain_s(environment: Mapping[str, str]) -> float:
     """Return how long an API that gets this environment goes on serving once it is told to end, in seconds."""
-    said = environment.get(DRAIN_VARIABLE, "").strip()
-    if not said and (folder := environment.get(SECRETS_VARIABLE, "").strip()):
-        with contextlib.suppress(OSError, ValueError):
-            said = (Path(folder) / DRAIN_VARIABLE.lower()).read_text("utf-8").strip()
     try:
-        return min(_MOST_DRAIN_S, max(0.0, float(said or _DRAIN_S)))
+        return min(_MOST_DRAIN_S, max(0.0, float(_said_in(environment, DRAIN_VARIABLE) or _DRAIN_S)))
     except ValueError:
         # It does not start with that.
         return _DRAIN_S
 
 
-def _says_something(file: Path) -> bool:
-    try:
-        return bool(file.read_text("utf-8").strip())
-    except (OSError, ValueError):
-        return False
+def _said_in(environment: Mapping[str, str], variable: str) -> str:
+    """Return what an environment says by a variable, else what the file of that name says in its folder of secrets."""
+    said = environment.get(variable, "").strip()
+    if not said and (folder := environment.get(SECRETS_VARIABLE, "").strip()):
+        with contextlib.suppress(OSError, ValueError):
+            said = (Path(folder) / variable.lower()).read_text("utf-8").strip()
+    return said
 
 
 def recall_ports(data: Path) -> dict[str, int]:
