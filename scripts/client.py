@@ -5,7 +5,6 @@ Returns plain JSON as the API sent it and prints nothing. Retries only what its 
 
 import json
 import math
-import os
 import random
 import re
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlencode
 
+from scripts.distribution import said
 from scripts.stack import DEFAULT_PORT, asked_for
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def find_url(chosen: str | None, data: Path | None) -> str:
     Raises NothingRuns for a folder given without an address and without a stack, and for a stack whose API has no
     address yet: another may have port 8080.
     """
-    if url := chosen or (None if data else os.environ.get(URL_VARIABLE, "").strip()):
+    if url := chosen or (None if data else said(URL_VARIABLE)):
         return url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
     if (state := asked_for(data)) is not None:
         return state.address("API", state.api)
@@ -283,7 +283,7 @@ class Client:
 
 def _authorization(key: str | None) -> dict[str, str]:
     """Return the header that carries the key, if there is one."""
-    token = (key or os.environ.get(KEY_VARIABLE) or "").strip()
+    token = (key or said(KEY_VARIABLE)).strip()
     if not token:
         return {}
     if not (token.isascii() and token.isprintable() and " " not in token):

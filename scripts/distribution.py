@@ -119,15 +119,20 @@ class Distribution:
         return self.home / f"classes-{key}.aot" if self.java.version >= 25 else None
 
 
+def said(variable: str) -> str:
+    """Return what the environment says by a variable, empty where it says nothing: a blank one is one left out."""
+    return os.environ.get(variable, "").strip()
+
+
 def default_cache() -> Path:
     """Return where what is made once per machine lies: Elasticsearch and the model's graph.
 
     `$HALFLIFE_CACHE`, else `halflife` in `$XDG_CACHE_HOME`, else in `~/.cache`. A `~` is expanded: no shell has seen
     what stands in a file of variables.
     """
-    if chosen := os.environ.get("HALFLIFE_CACHE", "").strip():
+    if chosen := said("HALFLIFE_CACHE"):
         return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    base = said("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "halflife"
 
 

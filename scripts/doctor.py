@@ -24,7 +24,8 @@ from app.main import open_cluster, open_embedder, open_reranker, open_rewriter
 from app.settings import Settings
 from scripts import stack
 from scripts.client import URL_VARIABLE, find_url
-from scripts.serving import named, read_settings
+from scripts.distribution import said
+from scripts.serving import read_settings
 
 # Ages are told in days and decays in weeks; but documents a few seconds "in the future" are hidden by `as_of`.
 MOST_SKEW_MS = 2_000
@@ -86,7 +87,7 @@ def _settings(data: Path | None) -> tuple[Settings, Check]:
     folder = stack.data_folder(data)
     if found:
         whose = Check("settings", "ok", f"the local stack on {folder}")
-    elif named("HALFLIFE_ELASTICSEARCH_URL"):
+    elif said("HALFLIFE_ELASTICSEARCH_URL"):
         whose = Check("settings", "ok", "the environment and the defaults")
     else:
         whose = Check(
@@ -527,7 +528,7 @@ async def _ask_rewriter(settings: Settings) -> str | None:
 
 def _api_url(data: Path | None) -> str | None:
     """Return the API's address as every command finds it; None where only the default port would be left."""
-    if data is None and not named(URL_VARIABLE) and stack.asked_for(None) is None:
+    if data is None and not said(URL_VARIABLE) and stack.asked_for(None) is None:
         return None
     return find_url(None, data)
 

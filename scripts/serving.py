@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
 import socket
 import sys
 import threading
@@ -65,11 +64,6 @@ def read_settings() -> "Settings":
     except SettingsError as cause:
         # Around ours pydantic puts one of its own, which says less.
         raise _unusable(str(cause.__cause__ or cause)) from cause
-
-
-def named(variable: str) -> bool:
-    """Tell whether the environment says something by this variable: a blank one is one left out."""
-    return bool(os.environ.get(variable, "").strip())
 
 
 def _unusable(faults: str) -> InvalidRequest:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from scripts.distribution import LocalStackError
+from scripts.distribution import LocalStackError, said
 
 DEFAULT_DATA = Path(".halflife")
 DATA_VARIABLE = "HALFLIFE_DATA"
@@ -254,7 +254,7 @@ def addresses(chosen: Path | None) -> dict[str, str]:
         ("elasticsearch_url", "Elasticsearch", ",".join(state.elasticsearch_nodes) or state.elasticsearch),
         ("embedding_base_url", "embedder", state.embedding_base_url),
     ):
-        named = os.environ.get(f"HALFLIFE_{setting.upper()}", "").strip()
+        named = said(f"HALFLIFE_{setting.upper()}")
         if not named or (chosen is not None and without_password(named.split(",")[0]) != url):
             found[setting] = state.address(of, url)
     return found

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from app.addresses import is_unspecified
-from scripts.distribution import Distribution, LocalStackError, ensure_installed
+from scripts.distribution import Distribution, LocalStackError, ensure_installed, said
 from scripts.node import LocalCluster, LocalNode, PortTaken, quicken
 from scripts.stack import (
     DEFAULT_PORT,
@@ -210,7 +210,7 @@ class Supervisor:
         begun = time.monotonic()
         _ignore(self.data)
         self._write()
-        if external := _elsewhere(EMBEDDER_VARIABLE):
+        if external := said(EMBEDDER_VARIABLE):
             self.report(f"Embeddings come from {without_password(external)}.")
         else:
             self.embedder = self._embedder()
@@ -218,7 +218,7 @@ class Supervisor:
             self.report("Starting the embedding server.")
         self._write()
         distribution = None
-        if urls := _elsewhere(ELASTICSEARCH_VARIABLE):
+        if urls := said(ELASTICSEARCH_VARIABLE):
             self.report(f"Elasticsearch is {without_password(urls.split(',')[0])}.")
         else:
             distribution = self._start_cluster()
@@ -330,8 +330,8 @@ class Supervisor:
     def _start_api(self) -> None:
         port = choose_port(self.options.port, self._remembered("api"), what="the API", liked=DEFAULT_PORT)
         environment = {
-            ELASTICSEARCH_VARIABLE: _elsewhere(ELASTICSEARCH_VARIABLE) or ",".join(self._node_urls()),
-            EMBEDDER_VARIABLE: _elsewhere(EMBEDDER_VARIABLE) or self._embedding_base_url(),
+            ELASTICSEARCH_VARIABLE: said(ELASTICSEARCH_VARIABLE) or ",".join(self._node_urls()),
+            EMBEDDER_VARIABLE: said(EMBEDDER_VARIABLE) or self._embedding_base_url(),
             SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or self._cursor_secret(),
         }
         listening = os.environ.get(HOST_VARIABLE) or HOST
@@ -425,7 +425,7 @@ class Supervisor:
         return [node.url for node in self.cluster.nodes if node.http_port] if self.cluster else []
 
     def _embedder_url(self) -> str:
-        return self.embedder.url if self.embedder else without_password(_elsewhere(EMBEDDER_VARIABLE))
+        return self.embedder.url if self.embedder else without_password(said(EMBEDDER_VARIABLE))
 
     def _embedding_base_url(self) -> str:
         return f"{self.embedder.url}/v1" if self.embedder else self._embedder_url()
@@ -433,7 +433,7 @@ class Supervisor:
     def _state(self) -> State:
         assert self._me is not None
         urls = self._node_urls()
-        elsewhere = _elsewhere(ELASTICSEARCH_VARIABLE).split(",")[0]
+        elsewhere = said(ELASTICSEARCH_VARIABLE).split(",")[0]
         pids = [(part.name, part.pid, _log_of(part)) for part in self._parts()]
         if self._quickening is not None:
             pids.append(("quicken", self._quickening.pid, self._quickening.log))
@@ -457,11 +457,6 @@ class Supervisor:
         state = self._state()
         state.write()
         return state
-
-
-def _elsewhere(variable: str) -> str:
-    """Return where the environment says that a part runs, empty where it says nothing: a blank says nothing."""
-    return os.environ.get(variable, "").strip()
 
 
 def _log_of(part: Program | LocalNode) -> Path:
@@ -548,11 +543,11 @@ def drain_s(environment: Mapping[str, str]) -> float:
 
 def _said_in(environment: Mapping[str, str], variable: str) -> str:
     """Return what an environment says by a variable, else what the file of that name says in its folder of secrets."""
-    said = environment.get(variable, "").strip()
-    if not said and (folder := environment.get(SECRETS_VARIABLE, "").strip()):
+    found = environment.get(variable, "").strip()
+    if not found and (folder := environment.get(SECRETS_VARIABLE, "").strip()):
         with contextlib.suppress(OSError, ValueError):
-            said = (Path(folder) / variable.lower()).read_text("utf-8").strip()
-    return said
+            found = (Path(folder) / variable.lower()).read_text("utf-8").strip()
+    return found
 
 
 def recall_ports(data: Path) -> dict[str, int]:

@@ -10,7 +10,8 @@ import pytest
 from app.errors import InvalidRequest
 from app.main import create_app
 from app.settings import EMPTY_IS_A_CHOICE, Settings
-from scripts.serving import StartFailed, listen, named, read_settings
+from scripts.distribution import said
+from scripts.serving import StartFailed, listen, read_settings
 
 NAMES = sorted(Settings.model_fields)
 
@@ -31,7 +32,7 @@ def variable(name: str) -> str:
 def test_a_blank_variable_is_one_left_out(name: str, blank: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable(name), blank)
     assert read_settings() == Settings.model_construct()
-    assert not named(variable(name))
+    assert not said(variable(name))
 
 
 def test_an_empty_prefix_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
