@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -256,7 +256,8 @@ def read_lines(source: Source, names: Names) -> Iterator[Read]:
 
     In UTF-8, or where its beginning tells another encoding in that one; standard input, which is read once, in UTF-8.
     """
-    number = read = 0
+    number, parsed = 0, False
+    otherwise = given_otherwise(names)
     seen, told = set[str](), set[str]()
     # Standard input has no name by which a line could be found again.
     piped = str(source.path) == "-"
@@ -271,8 +272,8 @@ def read_lines(source: Source, names: Names) -> Iterator[Read]:
         warnings, warn[:] = tuple(warn), []
         try:
             values = parse(line)
-            seen.update(given_otherwise(names).keys() & values.keys())
-            read += 1
+            seen.update(otherwise.keys() & values.keys())
+            parsed = True
             document = from_line(
                 values,
                 names,
@@ -285,13 +286,13 @@ def read_lines(source: Source, names: Names) -> Iterator[Read]:
             fresh = [each for each in misnamed(values, document, names, table=False) if each not in told]
             told.update(fresh)
             yield Read(where, size, document=document, warnings=(*warnings, *fresh))
-    if read:
-        yield from _nowhere(source, names, seen, "no line has a")
+    if parsed:
+        yield from _nowhere(source, otherwise, seen, "no line has a")
 
 
-def _nowhere(source: Source, names: Names, seen: Set[str], what: str) -> Iterator[Read]:
+def _nowhere(source: Source, otherwise: Mapping[str, str], seen: Set[str], what: str) -> Iterator[Read]:
     """Yield a fault for each column that the caller named and a file has not."""
-    for name, meant in given_otherwise(names).items():
+    for name, meant in otherwise.items():
         if name not in seen:
             option = {"creation_time": "time"}.get(meant, meant)
             told = f"{what} `{name}`, which --{option}-field named"
@@ -362,7 +363,7 @@ def read_table(source: Source, names: Names) -> Iterator[Read]:
             for row in csv_rows(stream, tab=_suffix(source.path) == ".tsv", columns=columns):
                 if lacking is None:
                     # Refused before anything is stored: all its rows would lack it.
-                    lacking = list(_nowhere(source, names, columns, "there is no column"))
+                    lacking = list(_nowhere(source, given_otherwise(names), columns, "there is no column"))
                     if lacking:
                         yield from lacking
                         return
