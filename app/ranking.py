@@ -484,8 +484,9 @@ def stored_profiles(told: Mapping[str, Any]) -> dict[str, Any]:
         fusion = profile.get("fusion") if isinstance(profile, Mapping) else None
         if isinstance(fusion, Mapping) and fusion.get("method", "rrf") != "rrf":
             kept = {key: value for key, value in fusion.items() if key != "rank_constant"}
-            profile = {**profile, "fusion": kept}  # noqa: PLW2901
-        found[name] = profile
+            found[name] = {**profile, "fusion": kept}
+        else:
+            found[name] = profile
     return found
 
 

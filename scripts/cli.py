@@ -509,15 +509,13 @@ def load(
         total = sum(source.size for source in found)
         progress, report = held.enter_context(_progress(total, hidden=as_json))
         pruner = None
-        prepare: Callable[[Read], Read] = lambda item: item  # noqa: E731 - one of three
+        prepare: Callable[[Read], Read] = partial(sourced, source=source)
         if prune and source is not None:
             pruner = Pruner(
                 client, collection, source, passed=passed, most=prune_most, batch=batch, report=report
             )
             pruner.note()
             prepare = pruner.see
-        elif source is not None:
-            prepare = partial(sourced, source=source)
         loader = Loader(
             client,
             collection,

@@ -59,9 +59,9 @@ class Pruned:
         }
 
 
-def sourced(item: Read, source: str, *, alone: bool = False) -> Read:
-    """Return what was read with its source, which is its own where it brings one; `alone` makes another one a fault."""
-    if item.document is None:
+def sourced(item: Read, source: str | None, *, alone: bool = False) -> Read:
+    """Return what was read with this source, if any; its own goes before it, and `alone` makes another one a fault."""
+    if item.document is None or source is None:
         return item
     own = item.document.get("source")
     if own is None:

@@ -535,13 +535,15 @@ async def test_changes_that_were_made_are_told_when_the_collection_goes_meanwhil
     assert statuses(result) == ["deleted", "deleted", "failed", "failed"]
 
 
-async def test_a_collection_that_goes_before_anything_is_written_is_not_found(world: World) -> None:
+async def test_a_collection_that_goes_before_anything_is_written_is_not_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     going = Going(world, NotFound("gone"))
 
     async def gone(*args: Any, **options: Any) -> Any:
         raise NotFound("gone")
 
-    going.mget = gone  # type: ignore[attr-defined]
+    monkeypatch.setattr(going, "mget", gone, raising=False)
     with pytest.raises(NotFound) as caught:
         await going.indexer().upsert([{"id": "a", "text": "t"}, {"id": "b"}], collection=world.collection)
     assert [item["status"] for item in caught.value.members["items"]] == ["failed", "invalid"]

@@ -454,7 +454,8 @@ def test_documents_that_are_refused_are_counted_apart_from_odd_lines(tmp_path: P
     known = read_set(folder).corpus
     assert known is not None
     assert (len(known.unusable), known.repeated, set(known.ids)) == (3, 3, {"a", "b", "no", "nor"})
-    loaded = evaluating.ensure_loaded(Refusing(), "c", known, keep=False)  # type: ignore[arg-type]
+    refusing: Any = Refusing()
+    loaded = evaluating.ensure_loaded(refusing, "c", known, keep=False)
     assert loaded is not None
     assert (loaded.lost, loaded.tally.failed) == (2, 5)
     assert loaded.told == f"2 documents could not be stored: {folder}/corpus.jsonl:2: holds what is refused"
@@ -710,20 +711,19 @@ class SlowClient:
 
 def test_what_exceeds_a_time_budget_is_asked_in_smaller_batches() -> None:
     questions = [Question(f"q{number}", f"text {number}", {"a": 1}) for number in range(30)]
-    client = SlowClient(most=5)
+    client: Any = SlowClient(most=5)
     told: list[str] = []
-    found = evaluating.rank(client, "c", evaluating.read_profile("default"), questions, report=told.append)  # type: ignore[arg-type]
+    found = evaluating.rank(client, "c", evaluating.read_profile("default"), questions, report=told.append)
     assert found == {question.id: [question.text] for question in questions}
     assert client.asked == [16, 8, *[4] * 7, 2]
     assert told[-1] == "The time budget is used up; going on with 4 questions at once"
 
 
 def test_one_question_beyond_the_time_budget_is_an_error() -> None:
+    client: Any = SlowClient(most=0)
+    profile = evaluating.read_profile("default")
     with pytest.raises(ApiProblem):
-        evaluating.rank(
-            SlowClient(most=0),  # type: ignore[arg-type]
-            "c", evaluating.read_profile("default"), [Question("q", "text", {"a": 1})],
-        )  # fmt: skip
+        evaluating.rank(client, "c", profile, [Question("q", "text", {"a": 1})])
 
 
 def test_a_folder_that_is_no_set_is_told_in_words(tmp_path: Path) -> None:

@@ -1159,8 +1159,11 @@ def later(world: World) -> str:
 class Moving:
     """The index that is written, as aliases say: the first one, and once the generation has changed the second."""
 
-    def __init__(self, world: World, second: Collection, embedder: Any) -> None:
+    def __init__(
+        self, world: World, second: Collection, embedder: Any, *, first: Target | None = None
+    ) -> None:
         self.world = world
+        self.first = first or Target(world.alias, world.collection, world.embedder)
         self.second = second
         self.embedder = embedder
         self.moved = False
@@ -1169,7 +1172,7 @@ class Moving:
     async def current(self) -> Target:
         if self.moved:
             return Target(later(self.world), self.second, self.embedder)
-        return Target(self.world.alias, self.world.collection, self.world.embedder)
+        return self.first
 
     async def reread(self, seen: Any) -> Target:
         self.rereads += 1
@@ -1272,13 +1275,8 @@ async def test_vectors_made_for_one_measure_are_written_as_the_next_index_measur
             await world.cluster.update_aliases([{"add": {"index": second.index, "alias": later(world)}}])
             return await world.embedder.embed_documents(texts, **options)
 
-    moving = Moving(world, second, world.embedder)
     first = Target(world.alias, collection, Between())
-
-    async def current() -> Target:
-        return Target(later(world), second, world.embedder) if moving.moved else first
-
-    moving.current = current  # type: ignore[method-assign]
+    moving = Moving(world, second, world.embedder, first=first)
     indexer = Indexer(
         cluster=world.cluster, targets=lambda name: moving, stamper=Stamper(4, now_us), now=now,
         chunks=Chunking(max_tokens=40, overlap_tokens=0),
@@ -1294,7 +1292,7 @@ async def test_vectors_made_for_one_measure_are_written_as_the_next_index_measur
     assert np.allclose(unpack_vector(packed(chunk["embedding"])), [0.6, 0.8, *[0.0] * (DIMS - 2)])
     # A change of what was read in the first index.
     source = {"document_id": "own", "text": "t", "chunks": [{"text": "t", "embedding": packed(own)}]}
-    changed = indexing._typed_for(await current(), source)
+    changed = indexing._typed_for(await moving.current(), source)
     assert isinstance(changed, dict)
     assert np.allclose(unpack_vector(changed["chunks"][0]["embedding"]), [0.6, 0.8, *[0.0] * (DIMS - 2)])
     assert indexing._typed_for(first, source) == source

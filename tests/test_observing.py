@@ -525,8 +525,9 @@ class Asked:
 
 
 async def test_however_many_ask_the_dependencies_are_asked_once() -> None:
-    cluster, embedder = Asked("elasticsearch"), Asked("embedder")
-    watch = Watch(cluster=cluster, embedder=embedder, reranker=None, touches_waiting=lambda: 0)  # type: ignore[arg-type]
+    cluster: Any = Asked("elasticsearch")
+    embedder: Any = Asked("embedder")
+    watch = Watch(cluster=cluster, embedder=embedder, reranker=None, touches_waiting=lambda: 0)
     asking = [asyncio.create_task(watch.readiness(serving=True)) for _ in range(50)]
     await asyncio.sleep(0)
     hung_up, *asking = asking
@@ -545,10 +546,11 @@ async def test_however_many_ask_the_dependencies_are_asked_once() -> None:
 
 
 async def test_readiness_looks_again_after_a_while() -> None:
-    cluster, embedder = Asked("elasticsearch"), Asked("embedder")
+    cluster: Any = Asked("elasticsearch")
+    embedder: Any = Asked("embedder")
     cluster.may.set()
     embedder.may.set()
-    watch = Watch(cluster=cluster, embedder=embedder, reranker=None, touches_waiting=lambda: 0)  # type: ignore[arg-type]
+    watch = Watch(cluster=cluster, embedder=embedder, reranker=None, touches_waiting=lambda: 0)
     for _ in range(2):
         await watch.readiness(serving=True)
         await asyncio.sleep(LOOKED_WITHIN_S)

@@ -35,8 +35,13 @@ def queue_of(writer: Writer, **ids: list[str]) -> TouchQueue:
     """A queue that writes soon, in which these ids of these collections wait."""
     queue = TouchQueue(writer, interval_s=0.001)
     for name, those in ids.items():
-        queue.add(SimpleNamespace(name=name), those, NOON)  # type: ignore[arg-type]
+        queue.add(named(name), those, NOON)
     return queue
+
+
+def named(name: str) -> Any:
+    """A collection of this name, of which the queue asks no more."""
+    return SimpleNamespace(name=name)
 
 
 async def test_what_is_being_written_when_the_queue_closes_is_written() -> None:
@@ -44,7 +49,7 @@ async def test_what_is_being_written_when_the_queue_closes_is_written() -> None:
     queue = queue_of(writer, a=["1", "2"])
     await queue.start()
     await writer.begun.wait()
-    queue.add(SimpleNamespace(name="b"), ["3"], NOON)  # type: ignore[arg-type]
+    queue.add(named("b"), ["3"], NOON)
     closing = asyncio.create_task(queue.close())
     await asyncio.sleep(0)
     writer.may.set()

@@ -287,7 +287,8 @@ def searched(tmp_path: Path, **more: Any) -> tuning.Tuner:
     )
     start = evaluating.Profile("off", {"decay": "off"})
     task = Task(parts=(news, past), start=start, metric="currency", max_loss=0.01, groups=("decay",))
-    return tuning.Tuner(Ranks(), task, tmp_path / "a.journal", **more)  # type: ignore[arg-type]
+    ranks: Any = Ranks()
+    return tuning.Tuner(ranks, task, tmp_path / "a.journal", **more)
 
 
 def test_a_search_by_currency_ends_whatever_a_guard_has(tmp_path: Path) -> None:
