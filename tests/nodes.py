@@ -3,15 +3,20 @@
 `HALFLIFE_TEST_ELASTICSEARCH_URL` names a node to use; without it a local one is started in a temporary folder.
 """
 
+import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from app import names
+from app.collection import Collection
 from app.elastic import Cluster
+
+T = TypeVar("T")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,6 +38,19 @@ def node_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ensure_installed(report=print), data, cluster_name=f"halflife-test-{uuid.uuid4().hex[:8]}"
     ) as node:
         yield node.url
+
+
+def run_once(node_url: str, work: Callable[[Cluster], Awaitable[T]]) -> T:
+    """Do some work with a connection and an event loop of its own, where no test's are."""
+
+    async def run() -> T:
+        connection = Cluster.connect(urls=[node_url], request_timeout_s=60)
+        try:
+            return await work(connection)
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
 
 
 @pytest.fixture
@@ -57,3 +75,26 @@ async def unique(cluster: Cluster) -> AsyncIterator[Callable[[str], str]]:
         aliases = await cluster.resolve_index(names.read_alias(collection))
         indices = await cluster.resolve_index(names.index_pattern(collection))
         await cluster.delete_indices(sorted({*aliases, *indices}))
+
+
+@pytest.fixture
+async def made(cluster: Cluster) -> AsyncIterator[Callable[..., Any]]:
+    """Make small collections with an asker each, and drop them after the test."""
+    from tests.searching import Asker, StandIn, drop_collection, make_collection
+
+    collections: list[Collection] = []
+
+    async def make(
+        documents: Sequence[Mapping[str, Any]],
+        vectors: Mapping[str, Sequence[float]] | None = None,
+        *,
+        dims: int = 3,
+        reranker: Any = None,
+        **options: Any,
+    ) -> Asker:
+        collections.append(await make_collection(cluster, documents, dims=dims, **options))
+        return Asker(cluster, collections[-1], StandIn(dims=dims, vectors=vectors), reranker=reranker)
+
+    yield make
+    for collection in collections:
+        await drop_collection(cluster, collection)

@@ -4,7 +4,7 @@ import ast
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,11 @@ import httpx2
 import pytest
 from typer.testing import CliRunner, Result
 
-from app.collection import Collection
-from app.elastic import Cluster
 from app.errors import Unavailable
 from app.reranking import Reranker
 from scripts import cli
 from tests.fakes import EmbeddingServer, FarEnd, Reply, Seen
-from tests.searching import Asker, StandIn, drop_collection, ids, make_collection
+from tests.searching import Asker, ids
 from tests.service import serving, settings_for
 
 HERE = Path(__file__).resolve().parent
@@ -146,21 +144,6 @@ def test_every_known_case_is_in_the_table() -> None:
 
 
 # --- cases that had no test of their own ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def made(cluster: Cluster) -> AsyncIterator[Callable[..., Any]]:
-    collections: list[Collection] = []
-
-    async def make(
-        given: Sequence[dict[str, Any]], vectors: dict[str, list[float]], *, reranker: Any = None
-    ) -> Asker:
-        collections.append(await make_collection(cluster, given, dims=3))
-        return Asker(cluster, collections[-1], StandIn(dims=3, vectors=vectors), reranker=reranker)
-
-    yield make
-    for collection in collections:
-        await drop_collection(cluster, collection)
 
 
 @pytest.fixture

@@ -230,15 +230,14 @@ async def test_folding_beside_a_profiles_decay_is_told_to_do_nothing(asker: Aske
 # --- a decay that does not fit ---------------------------------------------------------------------------------------
 
 
-async def test_a_decay_that_sent_the_old_off_the_page_is_not_told_to_do_nothing(cluster: Cluster) -> None:
+async def test_a_decay_that_sent_the_old_off_the_page_is_not_told_to_do_nothing(made: Any) -> None:
     # Of a page that a decay has filled with young documents alone, every factor is 1.
     given = [
         {"id": f"{name}-{at}", "text": "annual leave " * words, "embedding": [1, 0, 0],
          "creation_time": _day(NOW_MS - age * DAY)}
         for name, words, age in (("young", 1, 10), ("old", 3, 800)) for at in range(3)
     ]  # fmt: skip
-    collection = await make_collection(cluster, given, dims=3)
-    asker = Asker(cluster, collection, StandIn(dims=3, vectors={QUERY: [1, 0, 0]}))
+    asker: Asker = await made(given, {QUERY: [1, 0, 0]})
     strong = {"scale": "30d", "decay": 0.3, "offset": "300d", "kind": "linear", "floor": 0}
     answer = await asker.ask(QUERY, routes=[TEXT], decay=strong, top_k=3)
     assert {hit.id.split("-")[0] for hit in answer.hits} == {"young"}
@@ -253,22 +252,19 @@ async def test_a_decay_that_sent_the_old_off_the_page_is_not_told_to_do_nothing(
         filter={"creation_time": {"lt": "2024-01-01"}},
     )
     assert ["leave `decay` out for 'auto'" in each for each in floored.warnings] == [True]
-    await drop_collection(cluster, collection)
 
 
-async def test_a_decay_is_not_to_be_strengthened_for_what_was_written_just_now(cluster: Cluster) -> None:
+async def test_a_decay_is_not_to_be_strengthened_for_what_was_written_just_now(made: Any) -> None:
     given = [
         {"id": f"memory-{at}", "text": "annual leave", "embedding": [1, 0, 0],
          "creation_time": format_instant(from_ms(NOW_MS - at * 60_000))}
         for at in range(1, 3)
     ]  # fmt: skip
-    collection = await make_collection(cluster, given, dims=3)
-    asker = Asker(cluster, collection, StandIn(dims=3, vectors={QUERY: [1, 0, 0]}))
+    asker: Asker = await made(given, {QUERY: [1, 0, 0]})
     answer = await asker.ask(QUERY, routes=[TEXT], decay={"half_life": "365d"})
     assert answer.warnings == [
         "the decay changes nothing here, as it should: all 2 dated candidates were written or touched less than a day ago"
     ]
-    await drop_collection(cluster, collection)
 
 
 def _day(ms: int) -> str:

@@ -1,6 +1,5 @@
 """Hits that are chunks, on a real node: a least relevance, additive scores and titles hold for each chunk by itself."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -8,37 +7,22 @@ import pytest
 from app.answers import SearchResult
 from app.asking import Why
 from app.collection import Similarity
-from app.elastic import Cluster
 from app.planning import CHUNKS_PER_DOCUMENT
 from app.search import Caller
 from app.why import why
-from tests.searching import NOW_MS, PATIENT, Asker, StandIn, drop_collection, make_collection
+from tests.searching import NOW_MS, PATIENT, Asker
 
 pytestmark = pytest.mark.node
 
 QUERY = "carry over"
 TEXT, NEAR = {"kind": "text"}, {"kind": "vector"}
 CHUNKS: dict[str, Any] = {"collapse": False, "top_k": 50}
+VECTORS = {QUERY: [1, 0, 0], "other words": [0, 1, 0]}
 
 
 def at(cosine: float) -> list[float]:
     """Return a unit vector of this cosine with the query's."""
     return [cosine, (1 - cosine**2) ** 0.5, 0]
-
-
-@pytest.fixture
-async def made(cluster: Cluster) -> AsyncIterator[Callable[..., Any]]:
-    """Make collections with an asker each, and drop them after the test."""
-    collections = []
-
-    async def make(documents: Sequence[dict[str, Any]], **options: Any) -> Asker:
-        collections.append(await make_collection(cluster, documents, dims=3, **options))
-        embedder = StandIn(dims=3, vectors={QUERY: [1, 0, 0], "other words": [0, 1, 0]})
-        return Asker(cluster, collections[-1], embedder)
-
-    yield make
-    for collection in collections:
-        await drop_collection(cluster, collection)
 
 
 def chunks(answer: SearchResult) -> list[tuple[str, int]]:
@@ -56,7 +40,7 @@ GIVEN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot_product", "l2_norm", "max_inner_product"])
 async def test_a_least_relevance_holds_for_each_chunk(made: Any, similarity: Similarity) -> None:
-    asker: Asker = await made(GIVEN, similarity=similarity)
+    asker: Asker = await made(GIVEN, VECTORS, similarity=similarity)
     for routes in ([TEXT], [NEAR], [TEXT, NEAR]):
         answer = await asker.ask(QUERY, routes=routes, min_relevance=0.84, **CHUNKS)
         assert all(hit.relevance is not None and hit.relevance >= 0.84 for hit in answer.hits)
@@ -75,7 +59,7 @@ async def test_a_least_relevance_is_that_of_the_query_whatever_a_route_looks_for
     made: Any, collapse: bool
 ) -> None:
     # "far" is next to the other words, and nowhere near the query.
-    asker: Asker = await made([*GIVEN, {"id": "both", "chunks": [("unlike", at(0.85))]}])
+    asker: Asker = await made([*GIVEN, {"id": "both", "chunks": [("unlike", at(0.85))]}], VECTORS)
     for kind in ("vector", "text"):
         routes = [{"kind": kind, "query": "other words"}, NEAR]
         answer = await asker.ask(QUERY, routes=routes, min_relevance=0.84, top_k=50, collapse=collapse)
@@ -91,7 +75,7 @@ async def test_a_least_relevance_is_that_of_the_query_whatever_a_route_looks_for
     ids=str,
 )
 async def test_a_least_relevance_holds_in_every_stage(made: Any, options: dict[str, Any]) -> None:
-    asker: Asker = await made(GIVEN)
+    asker: Asker = await made(GIVEN, VECTORS)
     answer = await asker.ask(QUERY, min_relevance=0.84, **CHUNKS, **options)
     assert set(chunks(answer)) == {("apart", 0), ("apart", 2), ("titled", 1)}
     request = {
@@ -116,7 +100,7 @@ async def test_a_document_whose_title_alone_matches_is_listed_by_its_first_chunk
         {"id": "titled", "title": "Carry over of leave", "chunks": [("Five days.", None), ("Until March.", None)]},
         {"id": "words", "title": "Notes", "chunks": [("unlike", None), ("carry over and more of it", None)]},
         {"id": "none", "title": "Other", "chunks": [("unlike", None)]},
-    ])  # fmt: skip
+    ], VECTORS)  # fmt: skip
     collapsed = await asker.ask(QUERY, routes=[TEXT])
     answer = await asker.ask(QUERY, routes=[TEXT], **CHUNKS)
     assert set(chunks(answer)) == {("titled", 0), ("words", 1)}
@@ -142,7 +126,7 @@ async def test_additive_scores_take_each_chunks_own_relevance(made: Any) -> None
         {"id": "long", "chunks": [("about it", at(0.9)), *((f"part {n}", at(0.2 + n / 1000)) for n in range(19))]},
         {"id": "short", "chunks": [("something else", at(0.6))]},
         {"id": "bare", "salience": 0.1, "chunks": [("carry over", None)]},
-    ])  # fmt: skip
+    ], VECTORS)  # fmt: skip
     answer = await asker.ask(QUERY, **MEMORY)
     assert chunks(answer)[:2] == [("long", 0), ("short", 0)]
     assert len(answer.hits) == 22
@@ -157,7 +141,7 @@ async def test_additive_scores_take_each_chunks_own_relevance(made: Any) -> None
 
 async def test_additive_scores_know_the_chunks_beyond_the_nearest_hundred(made: Any) -> None:
     parts = [(f"part {n}", at(0.9 - n / 1000)) for n in range(150)]
-    asker: Asker = await made([{"id": "long", "chunks": [*parts, ("carry over", at(0.25))]}])
+    asker: Asker = await made([{"id": "long", "chunks": [*parts, ("carry over", at(0.25))]}], VECTORS)
     answer = await asker.ask(QUERY, **MEMORY)
     assert len(answer.hits) == CHUNKS_PER_DOCUMENT + 1
     [hit] = [hit for hit in answer.hits if (hit.chunk or {})["number"] == 150]

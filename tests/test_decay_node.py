@@ -3,7 +3,6 @@
 The formula is written out here once more, from each spelling, in plain arithmetic; nothing of `app.decay` is called.
 """
 
-import asyncio
 import itertools
 import math
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from app.ranking import Decay
 from app.search import Caller
 from app.times import format_instant, from_ms, parse_instant, to_ms
 from app.why import why
+from tests.nodes import run_once
 from tests.searching import (
     DAY,
     NOW,
@@ -125,23 +125,11 @@ DOCUMENTS = {document["id"]: document for document in corpus()}
 
 @pytest.fixture(scope="module")
 def documents(node_url: str) -> Iterator[Collection]:
-    async def make() -> Collection:
-        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
-        try:
-            return await make_collection(cluster, list(DOCUMENTS.values()), dims=3)
-        finally:
-            await cluster.close()
-
-    async def drop() -> None:
-        cluster = Cluster.connect(urls=[node_url])
-        try:
-            await drop_collection(cluster, collection)
-        finally:
-            await cluster.close()
-
-    collection = asyncio.run(make())
+    collection = run_once(
+        node_url, lambda cluster: make_collection(cluster, list(DOCUMENTS.values()), dims=3)
+    )
     yield collection
-    asyncio.run(drop())
+    run_once(node_url, lambda cluster: drop_collection(cluster, collection))
 
 
 @pytest.fixture
@@ -293,7 +281,7 @@ async def test_off_leaves_everything_as_it_is(asker: Asker) -> None:
             assert (route.decay, route.decayed_score) == (None, route.score)
 
 
-async def test_routes_decay_by_their_own_floor_strength_and_date(cluster: Cluster) -> None:
+async def test_routes_decay_by_their_own_floor_strength_and_date(made: Any) -> None:
     given = [
         {
             "id": f"d{at}", "text": "hello", "embedding": [1, 0.1 * at, 0],
@@ -304,8 +292,7 @@ async def test_routes_decay_by_their_own_floor_strength_and_date(cluster: Cluste
         for at in range(10)
     ]  # fmt: skip
     by_id = {document["id"]: document for document in given}
-    collection = await make_collection(cluster, given, dims=3)
-    asker = Asker(cluster, collection, StandIn(dims=3, vectors={"hello": [1, 0, 0]}))
+    asker: Asker = await made(given, {"hello": [1, 0, 0]})
     routes = [
         {"kind": "text"},
         {"kind": "vector"},
@@ -340,14 +327,12 @@ async def test_routes_decay_by_their_own_floor_strength_and_date(cluster: Cluste
                 factor = closed(options, document, field=field)
                 assert close_to(hit.routes[name].decay, factor), (name, hit)
             assert hit.routes["plain"].decay is None
-    await drop_collection(cluster, collection)
 
 
-async def test_as_of_then_a_later_reading_has_not_been(cluster: Cluster) -> None:
+async def test_as_of_then_a_later_reading_has_not_been(made: Any) -> None:
     read = {"id": "read", "text": "hello", "creation_time": "2020-01-01", "last_accessed_at": "2025-01-30"}
     never = {"id": "never", "text": "hello", "creation_time": "2020-01-01"}
-    collection = await make_collection(cluster, [read, never], dims=3)
-    asker = Asker(cluster, collection, StandIn(dims=3))
+    asker: Asker = await made([read, never])
     options = {"half_life": "30d", "field": "last_accessed_at", "floor": 0.2}
     for placement in ("route", "fused"):
         decayed = {**options, "placement": placement}
@@ -359,17 +344,18 @@ async def test_as_of_then_a_later_reading_has_not_been(cluster: Cluster) -> None
                 "never": pytest.approx(0.2, abs=1e-6),
             }
             asked = Why.model_validate(
-                {"collection": collection.name, "query": "hello", "id": "read", "routes": [WORDS],
+                {"collection": asker.collection.name, "query": "hello", "id": "read", "routes": [WORDS],
                  "as_of": as_of, "decay": decayed, **PATIENT}
             )  # fmt: skip
-            told = await why(asked, collection=collection, doors=asker.doors, caller=Caller(), now_ms=NOW_MS)
+            told = await why(
+                asked, collection=asker.collection, doors=asker.doors, caller=Caller(), now_ms=NOW_MS
+            )
             assert told.decay == pytest.approx(wanted, abs=1e-6)
             [hit] = [hit for hit in answer.hits if hit.id == "read"]
             assert told.age_days == hit.age_days
-    await drop_collection(cluster, collection)
 
 
-async def test_a_fresh_route_of_a_memory_takes_in_what_was_never_read(cluster: Cluster) -> None:
+async def test_a_fresh_route_of_a_memory_takes_in_what_was_never_read(made: Any) -> None:
     dates: dict[str, dict[str, str]] = {
         "new": {"creation_time": "2025-01-30"},
         "old": {"creation_time": "2024-01-01"},
@@ -380,8 +366,7 @@ async def test_a_fresh_route_of_a_memory_takes_in_what_was_never_read(cluster: C
         "undated": {},
     }
     given = [{"id": name, "text": "hello", **told} for name, told in dates.items()]
-    collection = await make_collection(cluster, given, dims=3)
-    asker = Asker(cluster, collection, StandIn(dims=3))
+    asker: Asker = await made(given)
     fresh: dict[str, Any] = {"kind": "fresh_text", "window": "7d"}
     memory = {"half_life": "30d", "field": "last_accessed_at"}
     for decayed, route, wanted in (
@@ -396,7 +381,7 @@ async def test_a_fresh_route_of_a_memory_takes_in_what_was_never_read(cluster: C
         for name in dates:
             asked = Why.model_validate(
                 {
-                    "collection": collection.name,
+                    "collection": asker.collection.name,
                     "query": "hello",
                     "id": name,
                     "routes": [route],
@@ -404,14 +389,15 @@ async def test_a_fresh_route_of_a_memory_takes_in_what_was_never_read(cluster: C
                     **PATIENT,
                 }
             )
-            told = await why(asked, collection=collection, doors=asker.doors, caller=Caller(), now_ms=NOW_MS)
+            told = await why(
+                asked, collection=asker.collection, doors=asker.doors, caller=Caller(), now_ms=NOW_MS
+            )
             way = told.routes["fresh_text"]
             assert way.matches == (name in wanted), (decayed, route, name)
             assert way.matches or "date window" in (way.note or ""), way
-    await drop_collection(cluster, collection)
 
 
-async def test_what_was_never_read_is_as_old_as_it_is(cluster: Cluster) -> None:
+async def test_what_was_never_read_is_as_old_as_it_is(made: Any) -> None:
     ages: list[int | None] = [None, 0, HOUR, 10 * DAY, 90 * DAY, -DAY, -10 * DAY]
     given: list[dict[str, Any]] = []
     for at, (read, created) in enumerate(itertools.product(ages, ages)):
@@ -429,8 +415,7 @@ async def test_what_was_never_read_is_as_old_as_it_is(cluster: Cluster) -> None:
             }
         )
     by_id = {document["id"]: document for document in given}
-    collection = await make_collection(cluster, given, dims=3)
-    asker = Asker(cluster, collection, StandIn(dims=3))
+    asker: Asker = await made(given)
     table = [
         {"kind": kind, **strength, **rest, "field": "last_accessed_at", "placement": placement}
         for kind, strength in STRENGTHS
@@ -448,7 +433,6 @@ async def test_what_was_never_read_is_as_old_as_it_is(cluster: Cluster) -> None:
             assert close_to(hit.decay, wanted), (hit, options, wanted)
             if options["placement"] == "route":
                 assert close_to(hit.routes["text"].decay, wanted), (hit, options, wanted)
-    await drop_collection(cluster, collection)
 
 
 async def test_a_nearly_zero_factor_for_undated_documents_is_zero_not_one(asker: Asker) -> None:
@@ -528,19 +512,9 @@ def january(node_url: str) -> Iterator[Collection]:
         {"id": "frac", "text": "hello", "creation_time": "2025-01-21T00:00:00.1234567Z"},
     ]  # fmt: skip
 
-    async def make(collection: Collection | None) -> Collection:
-        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
-        try:
-            if collection is None:
-                return await make_collection(cluster, given, dims=3)
-            await drop_collection(cluster, collection)
-            return collection
-        finally:
-            await cluster.close()
-
-    collection = asyncio.run(make(None))
+    collection = run_once(node_url, lambda cluster: make_collection(cluster, given, dims=3))
     yield collection
-    asyncio.run(make(collection))
+    run_once(node_url, lambda cluster: drop_collection(cluster, collection))
 
 
 ONE: dict[str, Any] = {"match_all": {}}
@@ -656,11 +630,10 @@ HALVING = {"kind": "exp", "scale": "10d", "decay": 0.5, "floor": 0}
 
 @pytest.mark.parametrize("options, tolerance", [({"type": "hnsw"}, 1e-6), ({"type": "int8_hnsw"}, 1e-3)], ids=["float", "int8"])  # fmt: skip
 async def test_decay_pipeline_bc08_bc10_cosines_decay_before_the_cut(
-    cluster: Cluster, options: dict[str, Any], tolerance: float
+    made: Any, options: dict[str, Any], tolerance: float
 ) -> None:
     given = [{**each, "text": each["id"]} for each in FOUR]
-    collection = await make_collection(cluster, given, dims=3, index_options=options)
-    asker = Asker(cluster, collection, StandIn(dims=3, vectors={"q": [1, 0, 0]}))
+    asker: Asker = await made(given, {"q": [1, 0, 0]}, index_options=options)
     answer = await asker.ask("q", routes=VECTOR, decay=HALVING)
     assert ids(answer) == ["xy", "y", "x", "nx"]
     scores = [hit.routes["vector"].decayed_score for hit in answer.hits]
@@ -669,21 +642,18 @@ async def test_decay_pipeline_bc08_bc10_cosines_decay_before_the_cut(
     first = await asker.ask("q", routes=VECTOR, decay=HALVING, top_k=1)
     assert ids(first) == ["xy"]
     assert first.hits[0].routes["vector"].decayed_score == pytest.approx(0.8535534, abs=tolerance)
-    await drop_collection(cluster, collection)
 
 
-async def test_decay_pipeline_bc10_an_undated_document_takes_its_factor(cluster: Cluster) -> None:
+async def test_decay_pipeline_bc10_an_undated_document_takes_its_factor(made: Any) -> None:
     given = [{**each, "text": each["id"]} for each in FOUR]
     given.append({"id": "notime", "text": "notime", "embedding": [0.9, 0.1, 0]})
-    collection = await make_collection(cluster, given, dims=3)
-    asker = Asker(cluster, collection, StandIn(dims=3, vectors={"q": [1, 0, 0]}))
+    asker: Asker = await made(given, {"q": [1, 0, 0]})
     answer = await asker.ask("q", routes=VECTOR, decay={**HALVING, "missing": 1})
     assert [(hit.id, hit.routes["vector"].decayed_score) for hit in answer.hits] == [
         ("notime", pytest.approx(0.9969419, abs=1e-6)), ("xy", pytest.approx(0.8535534, abs=1e-6)),
         ("y", pytest.approx(0.5, abs=1e-6)), ("x", pytest.approx(0.125, abs=1e-6)), ("nx", 0.0),
     ]  # fmt: skip
     assert ids(await asker.ask("q", routes=VECTOR, decay=HALVING, top_k=1)) == ["xy"]
-    await drop_collection(cluster, collection)
 
 
 async def test_gauss_over_86_days_is_nothing_and_the_answer_says_so(asker: Asker) -> None:

@@ -1,6 +1,5 @@
 """From a request to the bodies sent, whole and with ==; beside them the real node, which takes them and answers as told."""
 
-import asyncio
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from app.planning import Pinned, fetch_body, make_plan, measure_body, read_route
 from app.ranking import Decay, Fusion, Profile, Route
 from app.ratings import Ratings
 from app.times import parse_instant, to_ms
+from tests.nodes import run_once
 from tests.searching import DAY, NOW_MS, drop_collection, make_collection
 
 ORIGIN = "2025-01-31T00:00:00.000Z"
@@ -382,19 +382,11 @@ CORPUS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def corpus(node_url: str) -> Iterator[Collection]:
-    async def run(collection: Collection | None) -> Collection:
-        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
-        try:
-            if collection is None:
-                return await make_collection(cluster, CORPUS, dims=3, declared={"year": "long"})
-            await drop_collection(cluster, collection)
-            return collection
-        finally:
-            await cluster.close()
-
-    collection = asyncio.run(run(None))
+    collection = run_once(
+        node_url, lambda cluster: make_collection(cluster, CORPUS, dims=3, declared={"year": "long"})
+    )
     yield collection
-    asyncio.run(run(collection))
+    run_once(node_url, lambda cluster: drop_collection(cluster, collection))
 
 
 @pytest.mark.node

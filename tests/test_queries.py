@@ -1,6 +1,5 @@
 """Bodies, whole: each builder's dict with ==, and beside them the real node, which takes them and answers as told."""
 
-import asyncio
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,8 @@ from app import queries
 from app.collection import Collection
 from app.elastic import Cluster
 from app.times import DAY_MS, parse_instant, to_ms
-from tests.searching import NOW_MS, Asker, StandIn, drop_collection, ids, make_collection
+from tests.nodes import run_once
+from tests.searching import NOW_MS, Asker, drop_collection, ids, make_collection
 
 AT = "2025-01-31T00:00:00.000Z"
 VECTOR = [1.0, 0.0, 0.0]
@@ -364,19 +364,9 @@ DOCUMENTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def corpus(node_url: str) -> Iterator[Collection]:
-    async def run(collection: Collection | None) -> Collection:
-        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
-        try:
-            if collection is None:
-                return await make_collection(cluster, DOCUMENTS, dims=3)
-            await drop_collection(cluster, collection)
-            return collection
-        finally:
-            await cluster.close()
-
-    collection = asyncio.run(run(None))
+    collection = run_once(node_url, lambda cluster: make_collection(cluster, DOCUMENTS, dims=3))
     yield collection
-    asyncio.run(run(collection))
+    run_once(node_url, lambda cluster: drop_collection(cluster, collection))
 
 
 async def found(
@@ -406,30 +396,29 @@ async def test_node_words(cluster: Cluster, corpus: Collection) -> None:
 
 
 @pytest.mark.node
-async def test_node_a_phrase_with_a_word_twice(cluster: Cluster) -> None:
+async def test_node_a_phrase_with_a_word_twice(made: Any) -> None:
     given = [
         {"id": "apart", "text": "end to encryption", "embedding": [1, 0, 0]},
         {"id": "phrase", "text": "its end to end encryption of mail", "embedding": [1, 0, 0]},
         {"id": "other", "text": "of keys", "embedding": [1, 0, 0]},
     ]
-    collection = await make_collection(cluster, given, dims=3, shards=1)
-    asker = Asker(cluster, collection, StandIn(dims=3))
+    asker: Asker = await made(given, shards=1)
     for collapse in (True, False):
         answer = await asker.ask(
             "end to end encryption", routes=[{"kind": "text"}], decay="off", collapse=collapse
         )
         assert ids(answer) == ["phrase", "apart"]
-    await drop_collection(cluster, collection)
 
 
 @pytest.mark.node
-async def test_node_thai_titles(cluster: Cluster) -> None:
+async def test_node_thai_titles(cluster: Cluster, made: Any) -> None:
     given = [
         {"id": "title", "title": "นโยบายวันลา", "text": "five days", "embedding": [1, 0, 0]},
         {"id": "both", "title": "นโยบายวันลา", "text": "ปรับการปฏิบัติงานโดยรวม", "embedding": [1, 0, 0]},
         {"id": "other", "title": "ที่จอดรถ", "text": "yard", "embedding": [1, 0, 0]},
     ]
-    collection = await make_collection(cluster, given, dims=3, shards=1)
+    asker: Asker = await made(given, shards=1)
+    collection = asker.collection
     body = queries.highlight("วันลา", encoder="default")
     hits = await found(cluster, collection, queries.text_query("วันลา"), highlight=body)
     assert set(hits) == {"title", "both"}
@@ -442,7 +431,6 @@ async def test_node_thai_titles(cluster: Cluster) -> None:
     long = "นโยบายวันลา" * 2000
     assert queries.lexical_words(long)[1]
     assert set(await found(cluster, collection, queries.text_query(long))) == {"title", "both"}
-    await drop_collection(cluster, collection)
 
 
 @pytest.mark.node
@@ -498,16 +486,15 @@ async def test_node_factor(cluster: Cluster, corpus: Collection) -> None:
 
 @pytest.mark.node
 @pytest.mark.parametrize("measure", MEASURES)
-async def test_node_cosine_of_every_measure(cluster: Cluster, measure: Any) -> None:
+async def test_node_cosine_of_every_measure(cluster: Cluster, made: Any, measure: Any) -> None:
     rng = np.random.default_rng(5)
     vectors = {f"v{at:02d}": [float(x) for x in rng.normal(size=8)] for at in range(30)}
     given_ = [{"id": name, "text": name, "embedding": vector} for name, vector in vectors.items()]
-    collection = await make_collection(cluster, given_, dims=8, similarity=measure)
+    asker: Asker = await made(given_, dims=8, similarity=measure)
     query = np.asarray(vectors["v00"]) / np.linalg.norm(vectors["v00"])
     body = queries.vector_query(query.tolist(), k=30, num_candidates=30, filters=[])
-    hits = await found(cluster, collection, body, size=30)
+    hits = await found(cluster, asker.collection, body, size=30)
     cosines = {name: float(query @ (np.asarray(v) / np.linalg.norm(v))) for name, v in vectors.items()}
     for name, hit in hits.items():
         assert queries.cosine_of(hit["_score"], measure) == pytest.approx(cosines[name], abs=2e-6)
     assert list(hits) == sorted(cosines, key=lambda name: -cosines[name])
-    await drop_collection(cluster, collection)

@@ -90,11 +90,10 @@ async def test_the_newest_of_those_that_say_the_same_stands_first(
     assert told["parking"].recency is told["lasting"].superseded_by is told["parking"].decay is None
 
 
-async def test_an_edition_of_next_year_supersedes_nothing(cluster: Cluster) -> None:
+async def test_an_edition_of_next_year_supersedes_nothing(made: Any) -> None:
     ahead = {"id": "rule-2026", "title": "Carry over of annual leave, as it will be", "text": BODY.format(9)}
     given = [*GIVEN, {**ahead, "creation_time": "2026-01-01"}]
-    collection = await make_collection(cluster, given, dims=3)
-    asker = Asker(cluster, collection, StandIn(dims=3))
+    asker: Asker = await made(given)
     answer = await ask(asker, top_k=50)
     assert rules(answer) == ["rule-2023", "rule-2021", "rule-2019", "rule-2026"]
     [later] = [hit for hit in answer.hits if hit.id == "rule-2026"]
@@ -104,7 +103,6 @@ async def test_an_edition_of_next_year_supersedes_nothing(cluster: Cluster) -> N
     # A year later it is the one that holds.
     asked = await ask(asker, top_k=50, as_of="2026-02-01")
     assert rules(asked)[0] == "rule-2026"
-    await drop_collection(cluster, collection)
 
 
 async def test_superseded_hits_are_folded_if_asked(asker: Asker) -> None:

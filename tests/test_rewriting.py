@@ -223,16 +223,13 @@ async def test_filters_hold_for_what_the_model_adds_and_why_sees_it(asker: Asker
 
 
 @pytest.mark.node
-async def test_rewritings_keep_to_what_the_routes_asked_for_may_find(
-    cluster: Cluster, rewriter: Rewriter
-) -> None:
+async def test_rewritings_keep_to_what_the_routes_asked_for_may_find(made: Any, rewriter: Rewriter) -> None:
     given = [
         {**each, "id": f"{each['id']}-{lang}", "metadata": {"lang": lang}, "creation_time": created}
         for each in DOCUMENTS
         for lang, created in (("en", "2025-01-30"), ("de", "2020-01-01"))
     ]
-    collection = await make_collection(cluster, given, dims=4)
-    asker = Asker(cluster, collection, StandIn(dims=4))
+    asker: Asker = await made(given, dims=4)
     asker.doors = replace(asker.doors, rewriter=rewriter)
     english: dict[str, Any] = {"kind": "text", "filter": {"lang": "en"}}
     german: dict[str, Any] = {"kind": "text", "name": "german", "filter": {"lang": "de"}}
@@ -261,7 +258,6 @@ async def test_rewritings_keep_to_what_the_routes_asked_for_may_find(
     assert {name.rpartition("-")[2] for name in own} == {"en"}
     assert all(way.decay is not None and way.decay < 1 for way in own.values())
     assert {hit.id.rpartition("-")[2] for hit in answer.hits if "rewrite_text" in hit.routes} == {"en", "de"}
-    await drop_collection(cluster, collection)
 
 
 @pytest.mark.node

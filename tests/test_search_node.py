@@ -9,7 +9,7 @@ import json
 import math
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -38,6 +38,7 @@ from app.ranking import Profile
 from app.reranking import Reranker
 from app.search import Caller, search
 from app.times import format_instant, from_ms, parse_instant, to_ms
+from tests.nodes import run_once
 from tests.searching import (
     DAY,
     NOW,
@@ -114,17 +115,6 @@ QUERY = "carry over leave"
 QUERY_VECTOR = unit([1.0] * DIMS)
 
 
-def run_once(node_url: str, work: Callable[[Cluster], Any]) -> Any:
-    async def run() -> Any:
-        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
-        try:
-            return await work(cluster)
-        finally:
-            await cluster.close()
-
-    return asyncio.run(run())
-
-
 @pytest.fixture(scope="module")
 def shelf(node_url: str) -> Iterator[Collection]:
     async def make(cluster: Cluster) -> Collection:
@@ -140,27 +130,6 @@ def shelf(node_url: str) -> Iterator[Collection]:
 @pytest.fixture
 async def asker(cluster: Cluster, shelf: Collection) -> Asker:
     return Asker(cluster, shelf, StandIn(dims=DIMS, vectors={QUERY: QUERY_VECTOR}))
-
-
-@pytest.fixture
-async def made(cluster: Cluster) -> AsyncIterator[Callable[..., Any]]:
-    """Make small collections with an asker each, and drop them after the test."""
-    collections: list[Collection] = []
-
-    async def make(
-        documents: Sequence[dict[str, Any]],
-        vectors: dict[str, list[float]],
-        *,
-        reranker: Any = None,
-        **options: Any,
-    ) -> Asker:
-        dims = options.pop("dims", 3)
-        collections.append(await make_collection(cluster, documents, dims=dims, **options))
-        return Asker(cluster, collections[-1], StandIn(dims=dims, vectors=vectors), reranker=reranker)
-
-    yield make
-    for collection in collections:
-        await drop_collection(cluster, collection)
 
 
 def timeless(answer: SearchResult) -> str:

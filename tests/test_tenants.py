@@ -4,7 +4,6 @@ The keys `a` and `b` carry the forced filter {"tenant": "a"} and {"tenant": "b"}
 the byte whether or not the other's documents are there.
 """
 
-import asyncio
 import http.client
 import json
 import time
@@ -24,6 +23,7 @@ from app.keys import hash_of
 from app.reindex import Changes, Reindexer
 from app.settings import Settings
 from tests.fakes import EmbeddingServer
+from tests.nodes import run_once
 from tests.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.node
@@ -776,18 +776,14 @@ def moved(service: Running, shared: str) -> Iterator[str]:
 def reindex(node_url: str, name: str, changes: Changes | None) -> None:
     """Move the collection (back, for None) as an operator does, from a process of their own; the service's memory of it stays."""
 
-    async def run() -> None:
-        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
-        try:
-            mover = Reindexer(cluster, name, embedder=never, now=lambda: datetime.now(UTC))
-            await (mover.roll_back() if changes is None else mover.run(changes))
-        finally:
-            await cluster.close()
+    async def move(cluster: Cluster) -> None:
+        mover = Reindexer(cluster, name, embedder=never, now=lambda: datetime.now(UTC))
+        await (mover.roll_back() if changes is None else mover.run(changes))
 
     def never(collection: Any) -> Any:
         return None  # nothing is embedded anew
 
-    asyncio.run(run())
+    run_once(node_url, move)
 
 
 OPEN = ["open0", "open1", "open2"]

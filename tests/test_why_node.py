@@ -1,6 +1,5 @@
 """Why a document stands where it stands: its figures in every route however far down, and what keeps it out."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -16,6 +15,7 @@ from app.filters import compile_filter
 from app.search import Caller
 from app.times import format_instant, from_ms, parse_instant
 from app.why import why
+from tests.nodes import run_once
 from tests.searching import (
     DAY,
     NOW,
@@ -68,21 +68,14 @@ SPECIAL: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def shelf(node_url: str) -> Iterator[Collection]:
-    async def run(collection: Collection | None) -> Collection:
-        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
-        try:
-            if collection is not None:
-                await drop_collection(cluster, collection)
-                return collection
-            made = await make_collection(cluster, [*DOCUMENTS, *SPECIAL], dims=3, declared={"year": "long"})
-            await settle(cluster, made)
-            return made
-        finally:
-            await cluster.close()
+    async def make(cluster: Cluster) -> Collection:
+        collection = await make_collection(cluster, [*DOCUMENTS, *SPECIAL], dims=3, declared={"year": "long"})
+        await settle(cluster, collection)
+        return collection
 
-    collection = asyncio.run(run(None))
-    yield collection
-    asyncio.run(run(collection))
+    made = run_once(node_url, make)
+    yield made
+    run_once(node_url, lambda cluster: drop_collection(cluster, made))
 
 
 @pytest.fixture
@@ -461,19 +454,9 @@ class Scores:
 
 @pytest.fixture(scope="module")
 def twins(node_url: str) -> Iterator[Collection]:
-    async def run(made: Collection | None) -> Collection:
-        cluster = Cluster.connect(urls=[node_url], request_timeout_s=60)
-        try:
-            if made is None:
-                return await make_collection(cluster, TWINS, dims=3)
-            await drop_collection(cluster, made)
-            return made
-        finally:
-            await cluster.close()
-
-    collection = asyncio.run(run(None))
+    collection = run_once(node_url, lambda cluster: make_collection(cluster, TWINS, dims=3))
     yield collection
-    asyncio.run(run(collection))
+    run_once(node_url, lambda cluster: drop_collection(cluster, collection))
 
 
 @pytest.fixture
