@@ -342,10 +342,8 @@ async def test_a_tombstone_is_no_document_of_the_origin(
 
 async def test_two_documents_of_one_id_are_told(world: World, origin: Foreign) -> None:
     await origin.put({"twin": {"text": "one"}, "other": {"text": "other"}})
-    shards = set()
     for routing in "abcdefgh":
         await origin.put({"twin": {"text": f"of {routing}"}}, routing=routing)
-        shards.add(routing)
     await world.cluster.refresh(origin.index)
     assert await world.cluster.count(origin.index) == 4
     with pytest.raises(Conflict, match="twin: two documents have this id"):

@@ -90,10 +90,6 @@ def through(world: World, door: Any, patience: Patience | None = None) -> Indexe
     return indexer_of(door, Catalog(world.cluster, ttl_s=3_600), world.embedder, Stamper(2, now_us), patience)
 
 
-async def remembering(world: World, indexer: Indexer) -> None:
-    await indexer._writer(world.collection).target()
-
-
 async def make_anew(
     world: World, *, model: str = "fake", declared: dict[str, Any] | None = None
 ) -> Collection:
@@ -111,11 +107,6 @@ async def declare(world: World, **declared: Any) -> Collection:
     return await catalog.change(world.cluster, found, options, dims=DIMS)
 
 
-async def entry_of(world: World, index: str, id_: str) -> dict[str, Any]:
-    [entry] = await world.cluster.mget(index, [id_], source=True, vectors=True, timeout_s=10)
-    return entry
-
-
 # --- a collection that is deleted, and another made under its name ---------------------------------------------------
 
 
@@ -124,7 +115,7 @@ async def test_a_writer_of_a_deleted_collection_is_turned_away_by_the_next_of_it
     action = BulkAction(world.alias, "a", 1, {"document_id": "a", "indexed_at": "2026-01-01T00:00:00.000Z"})
     [outcome] = await world.cluster.bulk([action], timeout_s=10)
     assert outcome.fate == "fenced"
-    assert not (await entry_of(world, again.index, "a"))["found"]
+    assert not (await world.raw("a", again.index))["found"]
 
 
 async def test_what_waits_for_its_embedding_is_embedded_anew_for_the_collection_that_is_there_then(
@@ -145,9 +136,8 @@ async def test_what_waits_for_its_embedding_is_embedded_anew_for_the_collection_
     again = await make_anew(world, model="other", declared={"level": "long"})
     slow.go_on.set()
     assert statuses(await waiting) == ["created"]
-    source = (await entry_of(world, again.index, "a"))["_source"]
     await world.cluster.refresh(again.index)
-    source = (await entry_of(world, again.index, "a"))["_source"]
+    source = (await world.raw("a", again.index))["_source"]
     assert np.allclose(source["chunks"][0]["embedding"], vector_of("second", DIMS), atol=1e-6)
     assert source["declared"] == {"level": 3}
 
@@ -168,7 +158,7 @@ async def test_a_change_to_a_document_that_went_with_its_collection_does_not_bri
     assert statuses(await write(indexer, world.collection)) == [told]
     again = (await catalog.get(world.cluster, world.collection.name)).collection
     assert again.index != world.collection.index
-    assert not (await entry_of(world, again.index, "a"))["found"]
+    assert not (await world.raw("a", again.index))["found"]
 
 
 async def test_if_version_does_not_hold_in_another_collection_of_the_name(world: World) -> None:
@@ -185,7 +175,7 @@ LEVEL = {"id": "a", "text": "t", "metadata": {"level": 3}}
 
 async def test_a_service_that_remembers_the_collection_without_a_key_writes_it_typed(world: World) -> None:
     indexer = through(world, world.cluster)
-    await remembering(world, indexer)
+    await indexer._writer(world.collection).target()  # remembers it
     await declare(world, level="long")
     assert statuses(await indexer.upsert([LEVEL], collection=world.collection)) == ["created"]
     assert (await world.raw("a"))["_source"]["declared"] == {"level": 3}
@@ -571,15 +561,11 @@ class Listing:
         return await self.answer()
 
 
-async def gone_soon(world: World, pit: str) -> None:
-    """Wait until a point in time is closed."""
-    for _ in range(200):
-        try:
-            await world.indexer.list_documents([], collection=world.collection, size=1, after="", pit=pit)
-        except CursorExpired:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("the point in time is still open")
+async def is_gone(world: World, pit: str) -> None:
+    """Look that a point in time is closed, once what goes on behind answers has ended."""
+    await asyncio.gather(*world.cluster._background)
+    with pytest.raises(CursorExpired):
+        await world.indexer.list_documents([], collection=world.collection, size=1, after="", pit=pit)
 
 
 async def test_a_first_page_that_fails_leaves_no_point_in_time_open(world: World) -> None:
@@ -589,7 +575,7 @@ async def test_a_first_page_that_fails_leaves_no_point_in_time_open(world: World
     door = Listing(world.cluster, fail)
     with pytest.raises(ClusterUnavailable):
         await through(world, door).list_documents([], collection=world.collection, size=5)
-    await gone_soon(world, door.opened[0])
+    await is_gone(world, door.opened[0])
 
 
 async def test_a_caller_who_hangs_up_on_the_first_page_leaves_no_point_in_time_open(world: World) -> None:
@@ -607,7 +593,7 @@ async def test_a_caller_who_hangs_up_on_the_first_page_leaves_no_point_in_time_o
     listing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await listing
-    await gone_soon(world, door.opened[0])
+    await is_gone(world, door.opened[0])
 
 
 async def test_a_later_page_that_fails_can_be_asked_for_again(world: World) -> None:

@@ -79,11 +79,10 @@ class World:
         [found] = await self.indexer.get([id_], collection=self.collection)
         return found
 
-    async def raw(self, id_: str) -> dict[str, Any]:
+    async def raw(self, id_: str, index: str | None = None) -> dict[str, Any]:
         """The entry as the index has it, vectors as numbers: before a refresh they come as they were sent."""
-        [entry] = await self.cluster.mget(
-            self.collection.index, [id_], source=True, vectors=True, timeout_s=10
-        )
+        index = index or self.collection.index
+        [entry] = await self.cluster.mget(index, [id_], source=True, vectors=True, timeout_s=10)
         for chunk in entry.get("_source", {}).get("chunks", ()):
             if isinstance(chunk.get("embedding"), str):
                 chunk["embedding"] = unpack_vector(chunk["embedding"]).tolist()

@@ -541,7 +541,7 @@ async def test_the_pages_of_a_batch_end_each_by_itself(asker: Asker) -> None:
     last = await asker.page(first.cursor)
     assert (len(last.hits), last.cursor) == (1, None)
     # What is closed is closed in the background.
-    await asyncio.sleep(0.1)
+    await asyncio.gather(*asker.cluster._background)
     more = await asker.page(other.cursor)
     assert [*ids(other), *ids(more)] == ids(await asker.ask(QUERY, top_k=6))
     # The answer of a last page may be lost on its way, and be asked for again.
