@@ -38,6 +38,10 @@ def embedder_of(server: EmbeddingServer, model: str = "fake") -> Embedder:
     )  # fmt: skip
 
 
+class Killed(BaseException):
+    """Stands for a SIGKILL: nothing of ours catches it."""
+
+
 @dataclass
 class World:
     """A collection, and what embeds for each model."""

@@ -19,7 +19,7 @@ from app.embedding import Embedder
 from app.encoding import encode
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
 from tests.fakes import EmbeddingServer, vector_of
-from tests.moving import DIMS, World, embedder_of, now
+from tests.moving import DIMS, Killed, World, embedder_of, now
 
 pytestmark = pytest.mark.node
 
@@ -259,10 +259,6 @@ async def texts(world: World) -> dict[str, str | None]:
         id_: None if source.get("deleted") else source["text"]
         for id_, (_, source) in (await world.dump()).items()
     }
-
-
-class Killed(BaseException):
-    """Stands for a SIGKILL."""
 
 
 async def test_a_replaced_origin_may_have_any_routing(

@@ -19,13 +19,9 @@ from app.moves import Ledger, State, Taken
 from app.purge import Purger
 from app.reindex import Changes, Reindexer
 from tests.fakes import EmbeddingServer
-from tests.moving import DIMS, World, embedder_of, now, world_on
+from tests.moving import DIMS, Killed, World, embedder_of, now, world_on
 
 pytestmark = pytest.mark.node
-
-
-class Killed(BaseException):
-    """Stands for a SIGKILL: nothing of ours catches it."""
 
 
 @pytest.fixture
@@ -43,6 +39,15 @@ async def world(
     await made.upsert(*({"id": f"d{i}", "text": f"text {i}"} for i in range(12)))
     yield made
     await embedder.close()
+
+
+@pytest.fixture
+async def apart(cluster: Cluster) -> AsyncIterator[Cluster]:
+    """A second connection, of which a test may change a method without changing what it looks with."""
+    connection = Cluster.connect(urls=cluster.urls, request_timeout_s=30)
+    await connection.check_version()
+    yield connection
+    await connection.close()
 
 
 @pytest.fixture
@@ -305,7 +310,7 @@ async def test_an_abort_that_stood_still_deletes_no_live_index(world: World, sta
 
 @pytest.mark.parametrize("held_at", ["_sweep", "_set_aside", "add_write_block"])
 async def test_a_block_that_comes_late_does_not_stay_on_a_live_index(
-    world: World, stands_still: None, held_at: str
+    world: World, apart: Cluster, stands_still: None, monkeypatch: pytest.MonkeyPatch, held_at: str
 ) -> None:
     old = (await world.collection()).index
     stale = world.reindexer()
@@ -316,7 +321,7 @@ async def test_a_block_that_comes_late_does_not_stay_on_a_live_index(
 
     if held_at == "add_write_block":
         # The second one: the first is the fence's.
-        before(stale, "_set_aside", _hold_block(world, stale, take_over))
+        before(stale, "_set_aside", _hold_block(stale, apart, take_over, monkeypatch))
     else:
         before(stale, held_at, take_over)
     with pytest.raises(Taken):
@@ -327,29 +332,26 @@ async def test_a_block_that_comes_late_does_not_stay_on_a_live_index(
 
 
 def _hold_block(
-    world: World, stale: Reindexer, act: Callable[[], Awaitable[Any]]
+    stale: Reindexer, apart: Cluster, act: Callable[[], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], Awaitable[None]]:
     async def hold() -> None:
-        apart = Cluster.connect(urls=world.cluster.urls, request_timeout_s=30)
-        await apart.check_version()
-        stale._cluster, real = apart, world.cluster
+        stale._cluster, real = apart, stale._cluster
         block = apart.add_write_block
 
         async def late(index: str) -> None:
             await act()
             await block(index)
-            await apart.close()
             stale._cluster = real
 
-        apart.add_write_block = late  # type: ignore[method-assign]
+        monkeypatch.setattr(apart, "add_write_block", late)
 
     return hold
 
 
-async def test_a_fence_that_was_lifted_before_its_block_came_leaves_none(world: World) -> None:
+async def test_a_fence_that_was_lifted_before_its_block_came_leaves_none(
+    world: World, apart: Cluster
+) -> None:
     old = (await world.collection()).index
-    apart = Cluster.connect(urls=world.cluster.urls, request_timeout_s=30)
-    await apart.check_version()
     stale = Reindexer(apart, world.name, embedder=world.embedder, now=now, patience_s=30)
 
     async def rescued_and_taken() -> None:
@@ -362,7 +364,6 @@ async def test_a_fence_that_was_lifted_before_its_block_came_leaves_none(world: 
     before(apart, "add_write_block", rescued_and_taken)
     with pytest.raises(Taken):
         await stale.run(Changes())
-    await apart.close()
     assert not await blocked(world, old)
 
 
@@ -370,12 +371,11 @@ async def test_a_fence_that_was_lifted_before_its_block_came_leaves_none(world: 
 
 
 async def test_a_wish_to_pause_keeps_what_the_owner_has_written_meanwhile(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, apart: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, asking = (Ledger(world.cluster, world.name, owner=name, now=now) for name in ("one", "two"))
     await owner.load()
     await owner.begin(State(world.name, "copying", "one", "s", "t"))
-    apart = Cluster.connect(urls=world.cluster.urls, request_timeout_s=30)
     monkeypatch.setattr(asking, "_cluster", apart)
     before(apart, "put_document", lambda: owner.save(done=7))
     asked = await asking.ask_to_pause()
@@ -389,7 +389,6 @@ async def test_a_wish_to_pause_keeps_what_the_owner_has_written_meanwhile(
     asked = await asking.ask_to_pause()
     assert asked is not None
     assert (asked.pause, asked.phase, (await state_of(world)).phase) == (False, "finished", "finished")
-    await apart.close()
 
 
 async def test_a_heartbeat_that_fails_goes_on_and_does_not_speak_for_the_work(
@@ -426,9 +425,9 @@ async def test_a_heartbeat_that_fails_goes_on_and_does_not_speak_for_the_work(
             raise Killed
 
 
-async def test_a_swap_is_told_although_writers_could_not_be_seen_to(world: World) -> None:
-    apart = Cluster.connect(urls=world.cluster.urls, request_timeout_s=30)
-    await apart.check_version()
+async def test_a_swap_is_told_although_writers_could_not_be_seen_to(
+    world: World, apart: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = Reindexer(apart, world.name, embedder=world.embedder, now=now, patience_s=0.1)
     let_in = one._let_in
 
@@ -436,13 +435,12 @@ async def test_a_swap_is_told_although_writers_could_not_be_seen_to(world: World
         async def fails(*patterns: str) -> Any:
             raise ClusterUnavailable("no connection")
 
-        real, apart.resolve_aliases = apart.resolve_aliases, fails  # type: ignore[method-assign]
-        await let_in(source)
-        apart.resolve_aliases = real  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(apart, "resolve_aliases", fails)
+            await let_in(source)
 
-    one._let_in = cut_off  # type: ignore[method-assign]
+    monkeypatch.setattr(one, "_let_in", cut_off)
     assert (await one.run(Changes())).state.phase == "swapped"
-    await apart.close()
 
 
 async def test_what_stopped_a_purge_is_told_and_not_that_its_end_could_not_be_noted(
