@@ -1,4 +1,4 @@
-"""Fixtures that need a real Elasticsearch: one node for the whole test session, one connection per test.
+"""Fixtures of many tests: one real Elasticsearch for the whole session, one connection per test, what is made with it.
 
 `HALFLIFE_TEST_ELASTICSEARCH_URL` names a node to use; without it a local one is started in a temporary folder.
 """
@@ -8,13 +8,16 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from app import names
+from app import catalog, names
 from app.collection import Collection
 from app.elastic import Cluster
+
+if TYPE_CHECKING:
+    from tests.fakes import EmbeddingServer
 
 T = TypeVar("T")
 
@@ -53,6 +56,13 @@ def run_once(node_url: str, work: Callable[[Cluster], Awaitable[T]]) -> T:
     return asyncio.run(run())
 
 
+async def written(cluster: Cluster, name: str) -> catalog.WriteTarget:
+    """The alias by which a collection is written now."""
+    target = (await catalog.get(cluster, name)).target
+    assert target is not None
+    return target
+
+
 @pytest.fixture
 async def cluster(node_url: str) -> AsyncIterator[Cluster]:
     """A connection to the shared node, closed after the test."""
@@ -75,6 +85,15 @@ async def unique(cluster: Cluster) -> AsyncIterator[Callable[[str], str]]:
         aliases = await cluster.resolve_index(names.read_alias(collection))
         indices = await cluster.resolve_index(names.index_pattern(collection))
         await cluster.delete_indices(sorted({*aliases, *indices}))
+
+
+@pytest.fixture
+def server() -> Iterator["EmbeddingServer"]:
+    """An embedding server of the usual number of dims, which is `DIMS` where tests name it."""
+    from tests.fakes import EmbeddingServer
+
+    with EmbeddingServer() as running:
+        yield running
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,12 +62,6 @@ class Foreign:
 
     def _header(self, id_: str, routing: str | None) -> dict[str, str]:
         return {"_index": self.index, "_id": id_} | ({} if routing is None else {"routing": routing})
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddingServer]:
-    with EmbeddingServer(dims=DIMS) as running:
-        yield running
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from app.catalog import Catalog, WriteTarget
 from app.collection import CollectionOptions
 from app.elastic import BulkAction, Cluster
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound, SchemaMismatch
+from tests.nodes import written
 
 NODE = pytest.mark.node
 PLAIN = CollectionOptions()
@@ -30,12 +31,6 @@ async def make(
     model: str | None = "e5",
 ):
     return await catalog.create(cluster, name, options, dims=dims, model=model, moment=now())
-
-
-async def written(cluster: Cluster, name: str) -> WriteTarget:
-    target = (await catalog.get(cluster, name)).target
-    assert target is not None
-    return target
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ Each change comes at a certain step of the write, from a door or an embedder tha
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,17 +24,12 @@ from app.purge import Purger
 from app.targets import CatalogTargets
 from app.writes import Patience, Stamper, Target
 from tests.fakes import EmbeddingServer, vector_of
+from tests.nodes import written
 from tests.test_indexing import DIMS, World, indexer_of, now, now_us, statuses, world_on
 
 pytestmark = pytest.mark.node
 
 QUICK = Patience(budget_s=0.5, first_s=0.01)
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddingServer]:
-    with EmbeddingServer(dims=DIMS) as running:
-        yield running
 
 
 @pytest.fixture
@@ -179,9 +174,7 @@ async def test_a_service_that_remembers_the_collection_without_a_key_writes_it_t
     await declare(world, level="long")
     assert statuses(await indexer.upsert([LEVEL], collection=world.collection)) == ["created"]
     assert (await world.raw("a"))["_source"]["declared"] == {"level": 3}
-    fresh = (await catalog.get(world.cluster, world.collection.name)).target
-    assert fresh is not None
-    assert fresh.alias != world.alias
+    assert (await written(world.cluster, world.collection.name)).alias != world.alias
 
 
 async def test_a_write_and_a_change_that_were_checked_before_a_key_was_declared_come_in_typed(

@@ -33,6 +33,7 @@ from app.errors import (
 from app.outcomes import BulkOutcome, translate_error
 from app.points import PointsInTime
 from tests.fakes import FarEnd, Reply
+from tests.nodes import written
 
 PRODUCT = {"x-elastic-product": "Elasticsearch"}
 
@@ -480,9 +481,7 @@ async def place(cluster, unique):
     made = await catalog.create(
         cluster, name, CollectionOptions(dims=3), dims=3, model=None, moment=datetime.now(UTC)
     )
-    target = (await catalog.get(cluster, name)).target
-    assert target is not None
-    return made.index, names.read_alias(name), target.alias
+    return made.index, names.read_alias(name), (await written(cluster, name)).alias
 
 
 def vector(*numbers: float) -> str:

@@ -42,12 +42,6 @@ from tests.fakes import EmbeddingServer, FarEnd, Reply, Seen, openai_error, to_b
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture
-def server() -> Iterator[EmbeddingServer]:
-    with EmbeddingServer() as running:
-        yield running
-
-
 @asynccontextmanager
 async def embedder_of(server: FarEnd, **options: Any) -> AsyncIterator[Embedder]:
     quick = {

@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -150,12 +150,6 @@ async def world_on(cluster: Cluster, server: EmbeddingServer, name: str, *, shar
         indexer_of(cluster, catalog, embedder, Stamper(1, now_us)),
         target.alias,
     )
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddingServer]:
-    with EmbeddingServer(dims=DIMS) as running:
-        yield running
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from app import catalog, names
 from app.collection import CollectionOptions
 from scripts import cli, dashboards, kibana
 from scripts.client import ApiError, ApiUnreachable
+from tests.nodes import written
 from tests.test_templates import leaves
 
 OBJECTS: list[dict[str, Any]] = [json.loads(line) for line in kibana.saved_objects().decode().splitlines()]
@@ -357,9 +358,7 @@ async def filled(cluster, unique) -> AsyncIterator[dict[str, str]]:
     name = unique("drawn")
     moment = datetime.now(UTC)
     await catalog.create(cluster, name, CollectionOptions(), dims=4, model=None, moment=moment)
-    target = (await catalog.get(cluster, name)).target
-    assert target is not None
-    alias = target.alias
+    alias = (await written(cluster, name)).alias
     old = moment - timedelta(days=9000)  # days that no other test writes to
     day, month = names.own_dated_index("searches", old), names.own_dated_index("feedback", old, monthly=True)
     at = moment.isoformat()

@@ -30,12 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddingServer]:
-    with EmbeddingServer(dims=DIMS) as running:
-        yield running
-
-
-@pytest.fixture
 def other_server() -> Iterator[EmbeddingServer]:
     with EmbeddingServer(dims=16) as running:
         yield running

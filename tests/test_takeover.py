@@ -25,12 +25,6 @@ pytestmark = pytest.mark.node
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddingServer]:
-    with EmbeddingServer(dims=DIMS) as running:
-        yield running
-
-
-@pytest.fixture
 async def world(
     cluster: Cluster, unique: Callable[[str], str], server: EmbeddingServer
 ) -> AsyncIterator[World]:

@@ -9,6 +9,7 @@ import pytest
 from app import catalog, fields, names
 from app.elastic import BulkAction
 from app.errors import ClusterRejected
+from tests.nodes import written
 
 FOLDER = Path(__file__).resolve().parent.parent / "es_mappings"
 MAPPING = json.loads((FOLDER / "halflife-mappings.json").read_text("utf-8"))["template"]["mappings"]
@@ -283,9 +284,7 @@ async def found(cluster, shape: str, query: str) -> list[str]:
 
 async def store(cluster, collection, documents: dict[str, dict]) -> dict:
     """Index documents as they are and return the outcomes by id."""
-    target = (await catalog.get(cluster, collection.name)).target
-    assert target is not None
-    alias = target.alias
+    alias = (await written(cluster, collection.name)).alias
     actions = [BulkAction(alias, id_, 1, {"document_id": id_, **source}) for id_, source in documents.items()]
     return dict(zip(documents, await cluster.bulk(actions, refresh="true", timeout_s=20), strict=True))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -23,12 +23,6 @@ from tests.fakes import EmbeddingServer, vector_of
 from tests.moving import DIMS, World, embedder_of, now, world_on
 
 pytestmark = pytest.mark.node
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddingServer]:
-    with EmbeddingServer(dims=DIMS) as running:
-        yield running
 
 
 @pytest.fixture

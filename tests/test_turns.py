@@ -13,6 +13,7 @@ from app.collection import Collection, CollectionOptions, SynonymRule
 from app.elastic import Cluster
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
 from tests.fakes import FarEnd, Reply
+from tests.nodes import written
 
 pytestmark = pytest.mark.node
 
@@ -263,11 +264,10 @@ async def test_settings_go_to_the_index_that_a_reindex_gave_and_before_the_revis
             swapped = True
             await cluster.create_index(moved, body)
             actions = []
-            written = (await catalog.get(cluster, collection.name)).target
-            assert written is not None
+            write_alias = (await written(cluster, collection.name)).alias
             for alias, properties in (
                 (names.read_alias(collection.name), catalog.read_alias_properties()),
-                (written.alias, {}),
+                (write_alias, {}),
             ):
                 actions += [
                     {"remove": {"index": collection.index, "alias": alias}},
