@@ -20,12 +20,12 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from app import logs, moves, observing
+from app import logs, moves, observing, watching
 from app.errors import InvalidRequest, Overloaded
 from app.guarding import Guard
 from app.metering import Metering
 from app.settings import EmbeddingModel, Settings
-from app.watching import LOOKED_WITHIN_S, Watch
+from app.watching import Watch
 from scripts.stack import python_command
 from scripts.supervisor import free_port
 from tests.fakes import EmbeddingServer, Reply, RerankServer
@@ -478,12 +478,12 @@ def test_readiness_and_metrics_tell_each_configured_model(node_url, embedding):
 
 
 @pytest.mark.node
-async def test_a_full_disk_is_degraded_and_named(client, collection, cluster):
+async def test_a_full_disk_is_degraded_and_named(client, collection, cluster, monkeypatch):
+    # What was found before may be told for as long.
+    monkeypatch.setattr(watching, "LOOKED_WITHIN_S", 0.0)
     index = client.get(f"/v1/collections/{collection}").json()["index"]
     await cluster.put_settings(index, {"index.blocks.read_only_allow_delete": True})
     try:
-        # What was found before may be told for as long.
-        await asyncio.sleep(LOOKED_WITHIN_S)
         answer = client.get("/readyz")
         refused = client.post(
             f"/v1/collections/{collection}/documents", json={"documents": [{"id": "x", "text": "x"}]}
@@ -545,7 +545,8 @@ async def test_however_many_ask_the_dependencies_are_asked_once() -> None:
     await watch.close()
 
 
-async def test_readiness_looks_again_after_a_while() -> None:
+async def test_readiness_looks_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LOOKED_WITHIN_S", 0.05)
     cluster: Any = Asked("elasticsearch")
     embedder: Any = Asked("embedder")
     cluster.may.set()
@@ -553,7 +554,7 @@ async def test_readiness_looks_again_after_a_while() -> None:
     watch = Watch(cluster=cluster, embedder=embedder, reranker=None, touches_waiting=lambda: 0)
     for _ in range(2):
         await watch.readiness(serving=True)
-        await asyncio.sleep(LOOKED_WITHIN_S)
+        await asyncio.sleep(watching.LOOKED_WITHIN_S)
     assert cluster.asked == 2
     await watch.close()
 
