@@ -4,7 +4,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,14 @@ def settings_for(node_url: str, embedding_url: str, *, dims: int, **more: Any) -
             **more,
         }
     )
+
+
+def until(holds: Callable[[], bool], *, within_s: float = 30) -> None:
+    """Wait for what must come true, or fail after a long time."""
+    end = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end, "this should have come true"
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ import pytest
 
 from app.settings import Settings
 from tests.fakes import EmbeddingServer, Reply, RerankServer
-from tests.service import Running, serving, settings_for
+from tests.service import Running, serving, settings_for, until
 
 pytestmark = pytest.mark.node
 DIMS = 16
@@ -186,14 +185,6 @@ def honest(relay: Relay, embedding: EmbeddingServer, reranking: RerankServer) ->
     relay.hold = ""
     embedding.poison.clear()
     reranking.script.clear()
-
-
-def until(holds: Any) -> None:
-    """Wait for what must come true, or fail after a long time."""
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end, "this should have come true"
-        time.sleep(0.02)
 
 
 # --- a budget over its parts -----------------------------------------------------------------------------------------------

@@ -632,13 +632,20 @@ async def test_the_budget_begins_when_the_body_is_whole():
 @asynccontextmanager
 async def served(app: Any, **more: Any) -> AsyncIterator[int]:
     """Serve the application until the block ends; gives the port."""
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **more))
     listener = socket.create_server(("127.0.0.1", 0))
+    async with served_on(listener, app, **more):
+        yield listener.getsockname()[1]
+
+
+@asynccontextmanager
+async def served_on(listener: socket.socket, app: Any, **more: Any) -> AsyncIterator[uvicorn.Server]:
+    """Serve the application on a socket until the block ends, and close that."""
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **more))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:  # noqa: ASYNC110 - uvicorn tells it by a flag
         await asyncio.sleep(0.01)
     try:
-        yield listener.getsockname()[1]
+        yield server
     finally:
         server.should_exit = True
         await serving
@@ -758,26 +765,16 @@ def unread(port: int) -> socket.socket:
 @pytest.mark.parametrize("pieces", [1, 16])
 async def test_an_answer_that_nobody_takes_is_given_up(pieces, close):
     app = Much(pieces, close=close)
-    config = uvicorn.Config(
-        app, lifespan="off", log_level="critical", http=impatient(0.3), timeout_keep_alive=1
-    )
-    server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     # So that the system takes little of it either.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:  # noqa: ASYNC110 - uvicorn tells it by a flag
-        await asyncio.sleep(0.01)
-    try:
+    more: Any = {"log_level": "critical", "http": impatient(0.3), "timeout_keep_alive": 1}
+    async with served_on(listener, app, **more) as server:
         with unread(listener.getsockname()[1]):
             await asyncio.wait_for(app.over.wait(), 20)
             async with asyncio.timeout(20):
                 while server.server_state.connections:  # noqa: ASYNC110 - nor does it tell this otherwise
                     await asyncio.sleep(0.01)
-    finally:
-        server.should_exit = True
-        await serving
-        listener.close()
 
 
 async def test_an_answer_that_is_taken_slowly_is_given_whole():

@@ -26,7 +26,7 @@ from app.settings import Settings
 from app.writing import Document
 from tests.fakes import EmbeddingServer
 from tests.papers import epub, pdf, word
-from tests.service import Running, serving
+from tests.service import Running, serving, until
 
 DIMS = 16
 
@@ -444,11 +444,8 @@ def test_one_upload_is_taken_whatever_its_size():
 
 @pytest.mark.node
 def test_uploads_that_take_long_stop_no_write_and_are_dropped_when_their_callers_hang_up(service, collection):
-    def until(load: tuple[int, int]) -> None:
-        deadline = time.monotonic() + 60
-        while service.server.config.app.state.service.sandbox.load != load:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    def holds(*load: int) -> bool:
+        return service.server.config.app.state.service.sandbox.load == load
 
     form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="h.html"\r\n\r\n' + ENDLESS
     form += b"\r\n--x--\r\n"
@@ -461,14 +458,14 @@ def test_uploads_that_take_long_stop_no_write_and_are_dropped_when_their_callers
     for number in range(12):  # more than requests may be answered at once
         callers.append(socket.create_connection((host, port)))
         callers[-1].sendall(head.encode() + form)
-        until((1, number))
+        until(partial(holds, 1, number), within_s=60)
     answer = service.client.post(
         f"/v1/collections/{collection}/documents", json={"documents": [{"id": "d", "text": "words"}]}
     )
     assert answer.status_code == 200, answer.text
     for caller in callers:
         caller.close()
-    until((0, 0))
+    until(partial(holds, 0, 0), within_s=60)
     assert upload(service, collection, ("a.txt", b"words")).status_code == 200
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from scripts.loading import Loader, Tally
 from scripts.pruning import Pruned, Pruner
 from scripts.sources import Names
 from tests.fakes import EmbeddingServer, FarEnd, Reply, Seen
-from tests.service import Running, serving, settings_for
+from tests.service import Running, serving, settings_for, until
 
 DIMS = 16
 ROOT, TENANT, WRITER = "hlf_token-of-root", "hlf_token-of-a", "hlf_token-of-writer"
@@ -403,10 +402,7 @@ def test_a_document_that_is_only_read_during_the_load_goes(
         def meanwhile() -> None:
             body = {"collection": collection, "query": "words", "top_k": 10, "touch": True}
             assert service.client.post("/v1/search", json=body).status_code == 200
-            until = time.monotonic() + 30
-            while service.client.get(path).json()["version"] == before["version"]:
-                assert time.monotonic() < until
-                time.sleep(0.1)
+            until(lambda: service.client.get(path).json()["version"] != before["version"])
 
         found = _around(client, collection, tmp_path, meanwhile=meanwhile)
     assert (found.deleted, found.changed) == (["3.md"], [])

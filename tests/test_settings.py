@@ -1,7 +1,6 @@
 """The environment as it is read: blank variables, folders of secrets, errors that name the variable, further models."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,6 @@ from scripts.distribution import said
 from scripts.serving import StartFailed, listen, read_settings
 
 NAMES = sorted(Settings.model_fields)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith("HALFLIFE_"):
-            monkeypatch.delenv(name)
 
 
 def variable(name: str) -> str:

@@ -24,7 +24,7 @@ from app.reindex import Changes, Reindexer
 from app.settings import Settings
 from tests.fakes import EmbeddingServer
 from tests.nodes import run_once
-from tests.service import Running, serving, settings_for
+from tests.service import Running, serving, settings_for, until
 
 pytestmark = pytest.mark.node
 DIMS = 16
@@ -707,12 +707,6 @@ def test_a_file_of_keys_is_read_again_while_the_service_runs(node_url: str, tmp_
                 return running.client.get(
                     "/v1/collections", headers={"Authorization": f"Bearer {TOKENS[name]}"}
                 ).status_code
-
-            def until(holds: Any) -> None:
-                end = time.monotonic() + 30
-                while not holds():
-                    assert time.monotonic() < end
-                    time.sleep(0.1)
 
             assert (status("root"), status("reader"), status("other")) == (200, 200, 401)
             assert running.client.get("/docs").status_code == 401

@@ -23,6 +23,7 @@ from scripts.judged import JudgedSet, Question, read_set
 from scripts.tuning import CannotTune, Gain, Part, SetResult, Task, Trial
 from tests.fakes import EmbeddingServer
 from tests.service import Running, serving, settings_for
+from tests.test_evaluating import rendered
 
 optuna = pytest.importorskip("optuna", reason="tuning needs optuna")
 pytest.importorskip("pytrec_eval", reason="judging rankings needs pytrec-eval-terrier")
@@ -301,15 +302,6 @@ def test_a_search_by_currency_ends_whatever_a_guard_has(tmp_path: Path) -> None:
     assert found.reason.endswith("4 held-out questions with pairs are too few to tell")
     assert "4 held out" in rendered(tune_command.summary(found))
     assert tuning.to_json(found)["sets"]["past"]["held_out"]["judged"] == 2
-
-
-def rendered(shown: Any) -> str:
-    from rich.console import Console
-
-    console = Console(width=160)
-    with console.capture() as told:
-        console.print(shown)
-    return told.get()
 
 
 def test_one_search_is_run_by_one_process_at_once(tmp_path: Path) -> None:
