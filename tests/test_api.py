@@ -338,10 +338,7 @@ def test_every_failure_has_one_form(client, method, path, status):
 
 
 def test_a_body_over_the_limit_is_refused_while_it_arrives(node_url, embedding):
-    settings = Settings(
-        elasticsearch_url=node_url, embedding_base_url=embedding.base_url, embedding_model="far-end",
-        max_body_bytes=2_000, elasticsearch_timeout_s=60,
-    )  # fmt: skip
+    settings = settings_for(node_url, embedding.base_url, dims=DIMS, max_body_bytes=2_000)
     with serving(settings) as small:
         body = json.dumps({"collection": "c", "query": "x" * 5_000})
         problem(small.client.post("/v1/search", content=body), 413)

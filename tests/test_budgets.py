@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from app.settings import Settings
 from tests.fakes import EmbeddingServer, Reply, RerankServer
 from tests.service import Running, serving, settings_for, until
 
@@ -248,15 +247,8 @@ def test_callers_whose_time_is_short_put_nobody_off_a_cluster_that_answers(
 
 
 def test_a_write_gives_up_an_embedder_that_answers_nobody(relay, embedding, collection):
-    settings = Settings(
-        elasticsearch_url=relay.url,
-        elasticsearch_timeout_s=60,
-        embedding_base_url=embedding.base_url,
-        embedding_model="far-end",
-        embedding_dims=DIMS,
-        embedding_document_prefix="",
-        embedding_timeout_s=0.5,
-        embedding_stall_s=0.5,
+    settings = settings_for(
+        relay.url, embedding.base_url, dims=DIMS, embedding_timeout_s=0.5, embedding_stall_s=0.5
     )
     embedding.poison["a text that hangs"] = Reply(hang=True)
     abandoned = embedding.abandoned

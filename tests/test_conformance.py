@@ -29,7 +29,7 @@ from schemathesis.core import NotSet
 from app.main import create_app
 from app.settings import Settings
 from tests.fakes import EmbeddingServer
-from tests.service import serving
+from tests.service import serving, settings_for
 
 pytestmark = [pytest.mark.node, pytest.mark.slow]
 DIMS = 16
@@ -96,15 +96,11 @@ class Sent:
 @pytest.fixture(scope="module")
 def sent(node_url: str) -> Iterator[Sent]:
     with EmbeddingServer(dims=DIMS) as embedding:
-        chosen = Settings(
-            elasticsearch_url=node_url,
-            elasticsearch_timeout_s=60,
+        chosen = settings_for(
+            node_url,
+            embedding.base_url,
+            dims=DIMS,
             request_timeout_s=60,
-            embedding_base_url=embedding.base_url,
-            embedding_model="far-end",
-            embedding_dims=DIMS,
-            embedding_query_prefix="",
-            embedding_document_prefix="",
             auto_create_collections=False,
             search_log_rate=1.0,
         )

@@ -22,11 +22,10 @@ from app.errors import LimitExceeded, Overloaded, UnreadableFile
 from app.extracted import Limits
 from app.limits import Limits as RequestLimits
 from app.sandbox import Bounds, Line, Sandbox
-from app.settings import Settings
 from app.writing import Document
 from tests.fakes import EmbeddingServer
 from tests.papers import epub, pdf, word
-from tests.service import Running, serving, until
+from tests.service import Running, serving, settings_for, until
 
 DIMS = 16
 
@@ -34,14 +33,8 @@ DIMS = 16
 @pytest.fixture(scope="module")
 def service(node_url: str) -> Iterator[Running]:
     with EmbeddingServer(dims=DIMS) as embedding:
-        settings = Settings(
-            elasticsearch_url=node_url,
-            elasticsearch_timeout_s=60,
-            embedding_base_url=embedding.base_url,
-            embedding_model="far-end",
-            embedding_dims=DIMS,
-            file_workers=1,
-            max_concurrent_requests=8,
+        settings = settings_for(
+            node_url, embedding.base_url, dims=DIMS, file_workers=1, max_concurrent_requests=8
         )
         with serving(settings) as running:
             yield running

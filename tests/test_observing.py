@@ -244,14 +244,8 @@ def test_what_was_refused_before_any_route_has_no_path_in_its_labels(client):
 
 @pytest.mark.node
 def test_refusals_tell_their_reason(node_url, embedding):
-    settings = Settings(
-        elasticsearch_url=node_url,
-        elasticsearch_timeout_s=60,
-        embedding_base_url=embedding.base_url,
-        embedding_model="far-end",
-        max_body_bytes=2000,
-        rate_per_s=0.001,
-        rate_burst=4,
+    settings = settings_for(
+        node_url, embedding.base_url, dims=DIMS, max_body_bytes=2000, rate_per_s=0.001, rate_burst=4
     )
     with serving(settings) as running:
         asked = {

@@ -21,7 +21,6 @@ from app import indexing
 from app.elastic import Cluster
 from app.keys import hash_of
 from app.reindex import Changes, Reindexer
-from app.settings import Settings
 from tests.fakes import EmbeddingServer
 from tests.nodes import run_once
 from tests.service import Running, serving, settings_for, until
@@ -692,15 +691,7 @@ def test_a_file_of_keys_is_read_again_while_the_service_runs(node_url: str, tmp_
 
     write("root", "reader")
     with EmbeddingServer(dims=DIMS) as embedding:
-        settings = Settings(
-            elasticsearch_url=node_url,
-            elasticsearch_timeout_s=60,
-            embedding_base_url=embedding.base_url,
-            embedding_model="far-end",
-            embedding_dims=DIMS,
-            keys_file=str(path),
-            docs=False,
-        )
+        settings = settings_for(node_url, embedding.base_url, dims=DIMS, keys_file=str(path), docs=False)
         with serving(settings) as running:
 
             def status(name: str) -> int:
