@@ -56,6 +56,16 @@ def run_once(node_url: str, work: Callable[[Cluster], Awaitable[T]]) -> T:
     return asyncio.run(run())
 
 
+class StandsBefore:
+    """Stands before a cluster in its place: whatever a subclass does not do otherwise, the cluster does."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cluster, name)
+
+
 async def written(cluster: Cluster, name: str) -> catalog.WriteTarget:
     """The alias by which a collection is written now."""
     target = (await catalog.get(cluster, name)).target

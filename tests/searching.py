@@ -25,6 +25,7 @@ from app.errors import EmbedderUnavailable, HalflifeError
 from app.reranking import Reranker
 from app.search import Caller, Doors, next_page, search
 from app.times import parse_instant, to_ms
+from tests.nodes import StandsBefore
 
 SECRET = b"the secret of the cursors of these tests"
 NOW = "2025-01-31T00:00:00Z"
@@ -238,18 +239,15 @@ def ids(answer: SearchResult) -> list[str]:
     return [hit.id for hit in answer.hits]
 
 
-class Lacking:
+class Lacking(StandsBefore):
     """A cluster of which a shard fails at one of its requests: the answers keep every second hit, or none, and say so."""
 
     def __init__(self, cluster: Cluster, at: int, *, larger_than: int = 0, keeps: bool = True) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self.at = at
         self.larger_than = larger_than
         self.keeps = keeps
         self.asked = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cluster, name)
 
     async def msearch(self, searches: Any, **options: Any) -> Any:
         """Ask the cluster, and lose a part of its answers at the chosen request."""

@@ -16,6 +16,7 @@ from app.hints import MOST_LOOKUPS
 from app.planning import make_plan
 from app.ranking import Profile
 from app.times import format_instant, from_ms
+from tests.nodes import StandsBefore
 from tests.searching import DAY, NOW_MS, Asker, Lacking, StandIn, drop_collection, ids, make_collection, write
 
 pytestmark = [pytest.mark.node]
@@ -138,15 +139,12 @@ async def test_no_key_of_a_document_that_time_hides_is_told(
         assert answer.warnings == [f"no document of the collection has the metadata key `{typed}`{when}"]
 
 
-class Counting:
+class Counting(StandsBefore):
     """A cluster that keeps how many searches each request held."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self.sent: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cluster, name)
 
     async def msearch(self, searches: Any, **options: Any) -> Any:
         self.sent.append(len(searches))

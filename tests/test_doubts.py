@@ -24,7 +24,7 @@ from app.purge import Purger
 from app.targets import CatalogTargets
 from app.writes import Patience, Stamper, Target
 from tests.fakes import EmbeddingServer, vector_of
-from tests.nodes import written
+from tests.nodes import StandsBefore, written
 from tests.test_indexing import DIMS, World, indexer_of, now, now_us, statuses, world_on
 
 pytestmark = pytest.mark.node
@@ -41,15 +41,12 @@ async def world(
     await made.embedder.close()
 
 
-class Door:
+class Door(StandsBefore):
     """The cluster, with something done before the first bulk of documents goes out."""
 
     def __init__(self, cluster: Cluster, before: Callable[[], Awaitable[Any]]) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self.before: list[Callable[[], Awaitable[Any]]] = [before]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cluster, name)
 
     async def bulk(self, actions: Sequence[BulkAction], **options: Any) -> Any:
         if self.before:
@@ -201,22 +198,19 @@ async def test_a_value_that_does_not_fit_the_key_declared_meanwhile_is_refused(w
 async def test_a_document_that_comes_between_the_count_and_the_key_is_counted(world: World) -> None:
     """What is under way when writers are shut out has ended before the documents are counted again."""
 
-    class Counting:
+    class Counting(StandsBefore):
         """The door, with an untyped document arriving behind the first count."""
 
         counted = 0
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(world.cluster, name)
-
         async def count(self, *args: Any) -> int:
-            found = await world.cluster.count(*args)
+            found = await self.cluster.count(*args)
             self.counted += 1
             if self.counted == 1:
                 assert statuses(await world.upsert(LEVEL)) == ["created"]
             return found
 
-    door: Any = Counting()
+    door: Any = Counting(world.cluster)
     options = CollectionOptions.model_validate({"declared": {"level": "long"}})
     with pytest.raises(Conflict, match="1 documents"):
         await catalog.change(door, world.collection, options, dims=DIMS)
@@ -230,13 +224,10 @@ async def test_a_key_is_taken_back_where_writers_were_let_in_before_it_was_decla
     """Somebody lifts the fence, since it stood too long, and a document comes in untyped before the mapping changes."""
     other = world.writer(2)
 
-    class Late:
+    class Late(StandsBefore):
         """The door, whose first change of the mapping comes late."""
 
         late = True
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(world.cluster, name)
 
         async def put_mapping(self, *args: Any, **options: Any) -> None:
             if self.late:
@@ -250,9 +241,9 @@ async def test_a_key_is_taken_back_where_writers_were_let_in_before_it_was_decla
                     generation=standing.generation,
                 )
                 assert statuses(await other.upsert([LEVEL], collection=world.collection)) == ["created"]
-            await world.cluster.put_mapping(*args, **options)
+            await self.cluster.put_mapping(*args, **options)
 
-    door: Any = Late()
+    door: Any = Late(world.cluster)
     options = CollectionOptions.model_validate({"declared": {"level": "long"}})
     with pytest.raises(Conflict, match="1 documents"):
         await catalog.change(door, world.collection, options, dims=DIMS)
@@ -275,15 +266,13 @@ async def test_a_fence_that_was_left_standing_keeps_no_key_from_being_declared(w
 # --- what is read of a copy that is out of step ----------------------------------------------------------------------
 
 
-class Behind:
+class Behind(StandsBefore):
     """The door, telling for so many questions that the last operations are on one copy only."""
 
     def __init__(self, cluster: Cluster, questions: int = 1_000) -> None:
-        self.cluster, self.left = cluster, questions
+        super().__init__(cluster)
+        self.left = questions
         self.lost: list[bool] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cluster, name)
 
     async def sequence_numbers(self, index: str) -> dict[int, SequenceNumbers]:
         found = await self.cluster.sequence_numbers(index)
@@ -459,21 +448,19 @@ async def test_an_id_whose_tombstone_was_purged_can_be_written_at_once(world: Wo
 # --- partial failures ------------------------------------------------------------------------------------------------
 
 
-class Going:
+class Going(StandsBefore):
     """Where writes go, until something has been written: then the error."""
 
     def __init__(self, world: World, error: Exception) -> None:
-        self.world, self.error, self.gone = world, error, False
+        super().__init__(world.cluster)
+        self.error, self.gone = error, False
         self.inner = CatalogTargets(
             world.collection.name, cluster=world.cluster, catalog=world.catalog,
             embedder=lambda collection: world.embedder,
         )  # fmt: skip
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.world.cluster, name)
-
     async def bulk(self, actions: Sequence[BulkAction], **options: Any) -> Any:
-        found = await self.world.cluster.bulk(actions, **options)
+        found = await self.cluster.bulk(actions, **options)
         self.gone = True
         return found
 
@@ -535,15 +522,13 @@ async def test_a_collection_that_goes_before_anything_is_written_is_not_found(
 # --- points in time --------------------------------------------------------------------------------------------------
 
 
-class Listing:
+class Listing(StandsBefore):
     """The door, whose search does not answer as it should."""
 
     def __init__(self, cluster: Cluster, answer: Callable[[], Awaitable[Any]]) -> None:
-        self.cluster, self.answer = cluster, answer
+        super().__init__(cluster)
+        self.answer = answer
         self.opened: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cluster, name)
 
     async def open_pit(self, *args: Any, **options: Any) -> str:
         pit = await self.cluster.open_pit(*args, **options)

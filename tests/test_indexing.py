@@ -37,6 +37,7 @@ from app.times import parse_instant
 from app.touches import TouchQueue
 from app.writes import Patience, Stamper, Target
 from tests.fakes import EmbeddingServer, Reply, openai_error, vector_of
+from tests.nodes import StandsBefore
 
 pytestmark = pytest.mark.node
 
@@ -1296,21 +1297,18 @@ async def test_a_stranger_under_our_version_is_not_taken_for_our_own_write(world
     alias = world.alias
     lost = [True]
 
-    class Lossy:
+    class Lossy(StandsBefore):
         """The door, losing the first answer after another's write of the same version has arrived."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(world.cluster, name)
 
         async def bulk(self, actions: Sequence[BulkAction], **options: Any) -> Any:
             if lost.pop() if lost else False:
                 [action] = actions
                 stranger = {"document_id": "a", "text": "stranger"}
-                await world.cluster.bulk([BulkAction(alias, "a", action.version, stranger)], timeout_s=5)
+                await self.cluster.bulk([BulkAction(alias, "a", action.version, stranger)], timeout_s=5)
                 raise ClusterUnavailable("the answer was lost")
-            return await world.cluster.bulk(actions, **options)
+            return await self.cluster.bulk(actions, **options)
 
-    lossy: Any = Lossy()
+    lossy: Any = Lossy(world.cluster)
     indexer = indexer_of(lossy, world.catalog, world.embedder, Stamper(1, now_us))
     [item] = (await indexer.upsert([{"id": "a", "text": "ours"}], collection=world.collection)).items
     assert item.status == "created"
@@ -1329,20 +1327,17 @@ async def test_a_stranger_under_our_version_is_not_taken_for_our_own_write(world
 async def test_our_own_write_is_known_again_when_its_answer_was_lost(world: World) -> None:
     lost = [True, True, True]
 
-    class Lossy:
+    class Lossy(StandsBefore):
         """The door, losing the first answers after the write has arrived."""
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(world.cluster, name)
-
         async def bulk(self, actions: Sequence[BulkAction], **options: Any) -> Any:
-            outcome = await world.cluster.bulk(actions, **options)
+            outcome = await self.cluster.bulk(actions, **options)
             if lost:
                 lost.pop()
                 raise ClusterUnavailable("the answer was lost")
             return outcome
 
-    lossy: Any = Lossy()
+    lossy: Any = Lossy(world.cluster)
     indexer = indexer_of(lossy, world.catalog, world.embedder, Stamper(1, now_us))
     metadata = {"big": 10**19, "f": 1e22, "s": "é😀\u2028", "x": [1.0, {"y": None}]}
     [item] = (

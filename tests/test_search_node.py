@@ -38,7 +38,7 @@ from app.ranking import Profile
 from app.reranking import Reranker
 from app.search import Caller, search
 from app.times import format_instant, from_ms, parse_instant, to_ms
-from tests.nodes import run_once
+from tests.nodes import StandsBefore, run_once
 from tests.searching import (
     DAY,
     NOW,
@@ -491,16 +491,13 @@ async def test_a_lost_point_in_time_is_told_apart(cluster: Cluster, asker: Asker
         await asker.page(page.cursor)
 
 
-class Losing:
+class Losing(StandsBefore):
     """A cluster that loses the points in time of the chosen requests just before they are asked."""
 
     def __init__(self, cluster: Cluster, at: Sequence[int]) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self.at = at
         self.asked = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cluster, name)
 
     async def msearch(self, searches: Any, **options: Any) -> Any:
         if self.asked in self.at:
