@@ -42,7 +42,7 @@ from scripts.distribution import (
 )
 
 __all__ = [
-    "DataInUse", "DataTooNew", "DigestMismatch", "Distribution", "InstallFailed", "JavaMissing", "JavaRuntime",
+    "KEEPS_DISK_BLOCKS", "DataInUse", "DataTooNew", "DigestMismatch", "Distribution", "InstallFailed", "JavaMissing", "JavaRuntime",
     "LocalCluster", "LocalNode", "LocalStackError", "NoDiskSpace", "NodeDied", "NotEnoughMemory", "PortTaken",
     "StartTimeout", "default_cache", "ensure_installed", "find_java", "quicken",
 ]  # fmt: skip
@@ -51,6 +51,9 @@ HOST = "127.0.0.1"
 SINGLE_HEAP_MB = 512
 CLUSTER_HEAP_MB = 384
 MOST_NODES = 3
+# Settings of a node on which the block of a full disk is set by hand: every 30 seconds Elasticsearch looks at the disk,
+# and takes away such a block where there is room.
+KEEPS_DISK_BLOCKS = {"cluster.info.update.interval": "1h"}
 
 _START_TIMEOUT_S = 90.0
 _STOP_GRACE_S = 25.0

@@ -24,7 +24,7 @@ import httpx2
 
 from scripts.distribution import ensure_installed
 from scripts.faulty import Embeddings, Proxy, Reranks
-from scripts.node import LocalNode
+from scripts.node import KEEPS_DISK_BLOCKS, LocalNode
 from scripts.stack import end_process, python_command
 from scripts.supervisor import free_port
 
@@ -116,7 +116,10 @@ class Rig:
         self.random = random.Random(seed)  # noqa: S311 - repeatable, no secret
         self.seed = seed
         self.node = node or LocalNode(
-            ensure_installed(report=say), folder / "node", cluster_name=f"halflife-faults-{os.getpid()}"
+            ensure_installed(report=say),
+            folder / "node",
+            cluster_name=f"halflife-faults-{os.getpid()}",
+            settings=KEEPS_DISK_BLOCKS,
         )
         self._own_node = node is None
         self.embeddings = Embeddings(seed=seed)

@@ -34,11 +34,14 @@ def node_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if given:
         yield given
         return
-    from scripts.node import LocalNode, ensure_installed
+    from scripts.node import KEEPS_DISK_BLOCKS, LocalNode, ensure_installed
 
     data: Path = tmp_path_factory.mktemp("elasticsearch")
     with LocalNode(
-        ensure_installed(report=print), data, cluster_name=f"halflife-test-{uuid.uuid4().hex[:8]}"
+        ensure_installed(report=print),
+        data,
+        cluster_name=f"halflife-test-{uuid.uuid4().hex[:8]}",
+        settings=KEEPS_DISK_BLOCKS,
     ) as node:
         yield node.url
 

@@ -502,7 +502,7 @@ async def test_which_cluster_answers(cluster):
 async def test_health_that_is_not_reached_is_an_answer(cluster, place):
     index, *_ = place
     await cluster.put_settings(index, {"auto_expand_replicas": "false", "number_of_replicas": 5})
-    health = await cluster.health(index, wait_for_status="green", timeout_s=0.3)
+    health = await cluster.health(index, wait_for_status="green", timeout_s=2)
     assert (health["timed_out"], health["status"]) == (True, "yellow")
 
 
