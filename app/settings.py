@@ -59,7 +59,9 @@ class _SecretFiles(SecretsSettingsSource):
 def _unless_blank(found: tuple[Any, str, bool], name: str) -> tuple[Any, str, bool]:
     value, key, is_complex = found
     blank = isinstance(value, str) and not value.strip() and name not in EMPTY_IS_A_CHOICE
-    return None if blank else value, key, is_complex
+    # Kubernetes gives this to each pod beside a service called halflife: an address, and not the port to listen at.
+    linked = name == "port" and isinstance(value, str) and value.startswith(("tcp://", "udp://"))
+    return None if blank or linked else value, key, is_complex
 
 
 class EmbeddingModel(BaseModel):

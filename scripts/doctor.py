@@ -5,6 +5,7 @@ what searches need. Every check says what is wrong and the remedy; a check that 
 """
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -25,7 +26,7 @@ from app.settings import Settings
 from scripts import stack
 from scripts.client import URL_VARIABLE, find_url
 from scripts.distribution import said
-from scripts.serving import read_settings
+from scripts.serving import read_settings, without_effect
 
 # Ages are told in days and decays in weeks; but documents a few seconds "in the future" are hidden by `as_of`.
 MOST_SKEW_MS = 2_000
@@ -75,6 +76,10 @@ def examine(data: Path | None) -> list[Check]:
         # Of another stack or cluster than the one that is meant nothing is to be told.
         return [Check("settings", "failed", str(error))]
     checks = [whose]
+    checks += [
+        Check("settings", "warning", line, "correct its name, or take it out of the environment")
+        for line in without_effect(os.environ)
+    ]
     checks += asyncio.run(_examine(settings))
     if (api := _check_api(api_url)) is not None:
         checks.append(api)

@@ -7,12 +7,16 @@ remedy, not as a stack trace.
 import argparse
 import asyncio
 import contextlib
+import difflib
 import errno
 import logging
+import os
+import re
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +33,17 @@ if TYPE_CHECKING:
 _DRAIN_S = 6
 # Longer than clients keep idle connections, lest they write into one that is being closed.
 _KEEP_ALIVE_S = 75
+
+COMMANDS_READ = frozenset(
+    f"HALFLIFE_{name}"
+    for name in (
+        "CACHE", "COLLECTION", "DATA", "JAVA_HOME", "KEY", "KIBANA_API_KEY", "KIBANA_CA", "KIBANA_PASSWORD",
+        "KIBANA_SPACE", "KIBANA_URL", "KIBANA_USERNAME", "SECRETS_DIR", "URL",
+    )
+)  # fmt: skip
+"""The variables that are no settings of the service: its commands read them, and where secrets lie is one of them."""
+# What Kubernetes tells every pod of a service that is called halflife, or halflife-something.
+_SERVICE_LINK = re.compile(r"HALFLIFE_(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?")
 
 
 class StartFailed(HalflifeError):
@@ -64,6 +79,39 @@ def read_settings() -> "Settings":
     except SettingsError as cause:
         # Around ours pydantic puts one of its own, which says less.
         raise _unusable(str(cause.__cause__ or cause)) from cause
+
+
+def without_effect(environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable, and each file of secrets, that is called like a setting and is none.
+
+    They are told and no more: on a machine that others use too they may be somebody else's.
+    """
+    from app.settings import Settings
+
+    settings = {f"HALFLIFE_{name.upper()}" for name in Settings.model_fields}
+    given = {name: name.upper() for name in environment}
+    told = [
+        _mistyped(f"{name} is no setting and has no effect", upper, settings | COMMANDS_READ)
+        for name, upper in sorted(given.items())
+        if upper.startswith("HALFLIFE_")
+        and upper not in settings | COMMANDS_READ
+        and not upper.startswith("HALFLIFE_TEST_")
+        and not _SERVICE_LINK.fullmatch(upper)
+    ]
+    if folder := environment.get("HALFLIFE_SECRETS_DIR", "").strip():
+        with contextlib.suppress(OSError):
+            files = sorted(file.name for file in Path(folder).expanduser().iterdir())
+            told += [
+                _mistyped(f"the secret {name} is no setting and has no effect", name.upper(), settings)
+                for name in files
+                if name.upper().startswith("HALFLIFE_") and name.upper() not in settings
+            ]
+    return told
+
+
+def _mistyped(told: str, name: str, known: Set[str]) -> str:
+    alike = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
+    return f"{told}: is {alike[0]} meant?" if alike else told
 
 
 def _unusable(faults: str) -> InvalidRequest:
@@ -114,6 +162,8 @@ def serve(
         requests=access_log or settings.log_format == "json",
     )
     logging.getLogger("uvicorn.error").addFilter(lambda record: start.failure is None)
+    for line in without_effect(os.environ):
+        logging.getLogger("halflife").warning("%s", line)
     with listen(host, port) as sock:
         server = _draining(config, application, settings.drain_s)
         # uvicorn ends the program by itself where the start failed, having logged why.

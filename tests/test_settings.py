@@ -1,6 +1,7 @@
 """The environment as it is read: blank variables, folders of secrets, errors that name the variable, further models."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from app.errors import InvalidRequest
 from app.main import create_app
 from app.settings import EMPTY_IS_A_CHOICE, Settings
 from scripts.distribution import said
-from scripts.serving import StartFailed, listen, read_settings
+from scripts.serving import COMMANDS_READ, StartFailed, listen, read_settings, without_effect
 
 NAMES = sorted(Settings.model_fields)
 
@@ -50,6 +51,58 @@ def test_a_blank_variable_leaves_the_word_to_the_secrets(
     assert read_settings().keys == '[{"id": "a"}]'
     monkeypatch.setenv("HALFLIFE_SECRETS_DIR", "")
     assert read_settings().keyed
+
+
+def test_names_that_are_no_settings_are_told(tmp_path: Path) -> None:
+    (tmp_path / "halflife_embedding_api_kye").write_text("x")
+    (tmp_path / "halflife_keys").write_text("[]")
+    (tmp_path / "somebody_elses").write_text("x")
+    given = {
+        "HALFLIFE_EMBEDING_MODEL": "x",
+        "HALFLIFE_MOON": "full",
+        "HALFLIFE_RATE_PER_S": "1",
+        "halflife_host": "::1",
+        "HALFLIFE_DATA": ".",
+        "HALFLIFE_TEST_CACHE": ".",
+        "HALFLIFE_SECRETS_DIR": str(tmp_path),
+        # What Kubernetes tells of services called halflife and halflife-api.
+        "HALFLIFE_SERVICE_HOST": "10.0.0.1",
+        "HALFLIFE_SERVICE_PORT_HTTP": "8080",
+        "HALFLIFE_API_PORT": "tcp://10.0.0.1:8080",
+        "HALFLIFE_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "PATH": "/bin",
+    }
+    assert without_effect(given) == [
+        "HALFLIFE_EMBEDING_MODEL is no setting and has no effect: is HALFLIFE_EMBEDDING_MODEL meant?",
+        "HALFLIFE_MOON is no setting and has no effect",
+        "the secret halflife_embedding_api_kye is no setting and has no effect: is HALFLIFE_EMBEDDING_API_KEY meant?",
+    ]
+    assert without_effect({"HALFLIFE_SECRETS_DIR": str(tmp_path / "none")}) == []
+
+
+def test_every_variable_of_ours_is_known() -> None:
+    """What the code, the image and the compose file name is a setting, or in the list of what commands read."""
+    root = Path(__file__).resolve().parent.parent
+    files = [*root.glob("app/**/*.py"), *root.glob("scripts/**/*.py"), *root.glob("docs/*.md")]
+    files += [root / name for name in ("README.md", "Dockerfile", "docker-compose.yml", ".env.example")]
+    named = {
+        name
+        for file in files
+        for name in re.findall(r"HALFLIFE_[A-Z0-9_]*[A-Z0-9]\b", file.read_text("utf-8"))
+    }
+    assert len(named) > 50
+    assert without_effect(dict.fromkeys(named, "")) == []
+    assert named >= COMMANDS_READ - {
+        f"HALFLIFE_KIBANA_{name}" for name in ("API_KEY", "PASSWORD", "USERNAME")
+    }
+
+
+@pytest.mark.parametrize("linked", ["tcp://10.0.0.1:8080", "udp://10.0.0.1:8080"])
+def test_the_address_of_a_service_is_not_the_port_to_listen_at(
+    linked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFLIFE_PORT", linked)
+    assert read_settings().port == Settings.model_construct().port
 
 
 UNUSABLE: dict[str, tuple[str, str, str]] = {
