@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from app.extracted import Extracted, Row, without_space_before_zone
 from app.filters import shown
 from app.times import format_instant, parse_instant
@@ -33,6 +35,9 @@ _DATES: Final = frozenset(
 _NO_FRONT: Final = frozenset(
     {"id", "text", "metadata", "embedding", "revision", "if_version", "salience", "evergreen"}
 )
+
+
+_EACH_ITS_OWN: Final = frozenset({"id", "title", "text", "embedding", "metadata", "revision", "if_version"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +259,37 @@ def from_cells(cells: Mapping[str, Any], names: Names, *, default_id: str) -> Js
         shown = [f"{name}: {cell}" for name, cell in cells.items() if name != names.id]
         values[names.text] = "\n".join(shown)
     return from_line(values, names, default_id=default_id)
+
+
+def for_all(cells: Mapping[str, str]) -> Json:
+    """Return what is said of many documents alike, as a part of each: read as a table's cells are.
+
+    `metadata.KEY` is KEY of the metadata, also where a field is called so. Raises ValueError for what is each
+    document's own, and for what an upsert would refuse.
+    """
+    for name in cells:
+        if name in _EACH_ITS_OWN:
+            raise ValueError(f"`{name}` is each document's own")
+    plain = {name: cell for name, cell in cells.items() if not name.startswith("metadata.")}
+    part = from_cells({**plain, "id": "x", "text": "x"}, Names(), default_id="x")
+    inner = {name.removeprefix("metadata."): _cell(cell) for name, cell in cells.items() if name not in plain}
+    if metadata := {**part.get("metadata", {}), **inner}:
+        part["metadata"] = metadata
+    try:
+        Document.model_validate(part)
+    except ValidationError as cause:
+        fault = cause.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(step) for step in fault["loc"])
+        raise ValueError(f"`{where}`: {fault['msg'].removeprefix('Value error, ')}") from cause
+    return {name: value for name, value in part.items() if name not in ("id", "text")}
+
+
+def completed(document: Mapping[str, Any], part: Mapping[str, Any]) -> Json:
+    """Return a document with what is said of all where it says nothing itself, in its metadata key by key."""
+    whole = {**part, **document}
+    if metadata := {**part.get("metadata", {}), **_object(document.get("metadata"))}:
+        whole["metadata"] = metadata
+    return whole
 
 
 def _cell(text: str) -> Any:

@@ -19,7 +19,15 @@ import typer
 from scripts import collecting, judgements, keying, kibana, quality, reindexing, synonyms, tune
 from scripts.client import ApiError, ApiUnreachable, Client, as_commands, find_url
 from scripts.distribution import LocalStackError
-from scripts.options import CollectionOption, DataOption, JsonOption, KeyOption, UrlOption, named_source
+from scripts.options import (
+    CollectionOption,
+    DataOption,
+    JsonOption,
+    KeyOption,
+    UrlOption,
+    named_source,
+    said_of_all,
+)
 from scripts.stack import NothingRuns, Options, State, data_folder
 
 if TYPE_CHECKING:
@@ -412,6 +420,15 @@ def load(
             show_default=False,
         ),
     ] = None,
+    pairs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A field or metadata of all documents that bring none of their own; may be given often.",
+            show_default=False,
+        ),
+    ] = None,
     prune: Annotated[
         bool,
         typer.Option(
@@ -452,6 +469,10 @@ def load(
     file's name), the creation time its own (front matter, HTML's published time, the date in a PDF, Word or EPUB file),
     else the file's time (the summary says of how many; --undated leaves those undated). Nothing is sent but what was read; formats with a parser are read in a process of their own.
 
+    --set lang=zh --set team=search says something of all documents that don't say it themselves: a field of a document,
+    else a key of its metadata (metadata.KEY where a field is called so). Values are read as a table's: true, false and
+    numbers as such, tags split at commas.
+
     A line, file or folder that can't be read or stored is told with its reason at the end; the rest goes on. A
     document loaded again takes the place of its earlier version. An id that two files of one load bring is a failure of
     the second one; within one file the later line or row counts.
@@ -467,7 +488,7 @@ def load(
     Examples:
       halflife load corpus.jsonl --collection handbook
       halflife load docs/ -c docs --source wiki --prune
-      halflife load docs/ report.pdf -c docs
+      halflife load docs/ report.pdf -c docs --set lang=en --set team=search
       halflife load faq.csv -c faq --text-field answer --title-field question
       jq -c '.[]' articles.json | halflife load - -c news --id-field slug --time-field published
 
@@ -478,8 +499,9 @@ def load(
 
     from scripts import sources
     from scripts.loading import Failure, Loader
-    from scripts.pruning import Pruner, sourced
+    from scripts.pruning import Pruner, said, sourced
 
+    part = said_of_all(pairs)
     prune = prune or prune_most
     if prune and source is None:
         raise typer.BadParameter(
@@ -512,13 +534,13 @@ def load(
         total = sum(source.size for source in found)
         progress, report = held.enter_context(_progress(total, hidden=as_json))
         pruner = None
-        prepare: Callable[[Read], Read] = partial(sourced, source=source)
+        name: Callable[[Read], Read] = partial(sourced, source=source)
         if prune and source is not None:
             pruner = Pruner(
                 client, collection, source, passed=passed, most=prune_most, batch=batch, report=report
             )
             pruner.note()
-            prepare = pruner.see
+            name = pruner.see
         loader = Loader(
             client,
             collection,
@@ -527,7 +549,7 @@ def load(
             report=report,
             on_failure=keep,
             file_times=not undated,
-            prepare=prepare,
+            prepare=lambda item: name(said(item, part)),
         )
         tally = loader.tally
         read, loaded = 0, False

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,6 +33,24 @@ def named_source(name: str | None) -> str | None:
         if not name.strip() or len(name) > MAX_KEYWORD_CHARS:
             raise typer.BadParameter(f"a name is 1 to {MAX_KEYWORD_CHARS} characters, not all of them blank")
     return name
+
+
+def said_of_all(pairs: list[str] | None) -> dict[str, Any]:
+    """Return the part of a document that KEY=VALUE pairs make; a key that comes twice has its last value."""
+    from app.drafts import for_all
+
+    cells = {}
+    for pair in pairs or []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip().removeprefix("metadata.") or not value.strip():
+            raise typer.BadParameter(f"'{pair}' is no KEY=VALUE, such as lang=en or team=search")
+        if key.strip() == "source":
+            raise typer.BadParameter("a source is given by --source NAME")
+        cells[key.strip()] = value.strip()
+    try:
+        return for_all(cells)
+    except ValueError as cause:
+        raise typer.BadParameter(str(cause)) from cause
 
 
 def writable_file(path: Path | None) -> Path | None:

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from app.drafts import completed
 from app.filters import shown
 from scripts.client import ApiProblem, Client, Json, items_of, persist
 from scripts.loading import DEFAULT_BATCH, PATIENCE_S, Failure, Sleep, Tally
@@ -57,6 +58,18 @@ class Pruned:
             "refused": self.refused,
             "remedy": self.remedy,
         }
+
+
+def said(item: Read, part: Mapping[str, Any]) -> Read:
+    """Return what was read with what is said of all documents, where it says nothing itself."""
+    if item.document is None or not part:
+        return item
+    document = dict(item.document)
+    dated = item.by_file_time and part.get("creation_time") is not None
+    if dated:
+        # Not its own: the file's time is taken only where nothing else is said.
+        del document["creation_time"]
+    return replace(item, document=completed(document, part), by_file_time=item.by_file_time and not dated)
 
 
 def sourced(item: Read, source: str | None, *, alone: bool = False) -> Read:

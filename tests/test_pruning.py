@@ -309,6 +309,36 @@ def test_a_document_keeps_a_source_of_its_own(
     assert [(each["id"], each["source"]) for each in listed] == [("a.md", "wiki"), ("b", "docs")]
 
 
+def test_what_is_said_of_all_documents_is_taken_where_they_say_nothing_themselves(
+    service: Running, collection: str, load: Load, tmp_path: Path
+) -> None:
+    write(tmp_path, {
+        "a.md": "a",
+        "b.md": "---\nlang: zh\nteam: sales\ndate: 2024-05-06\n---\nb",
+        "c.jsonl": '{"id": "c", "text": "c", "team": "law"}\n{"id": "d", "text": "d", "lang": null, "tags": ["own"]}',
+    })  # fmt: skip
+    said = (
+        *("--set", "lang=en", "--set", "team=search", "--set", "tags=x, y", "--set", "level=3"),
+        *("--set", "metadata.region=eu", "--set", "region=north", "--set", "creation_time=2025-01-02"),
+    )
+    done = load(tmp_path, *said, prune=False)
+    assert done.exit_code == 0, done.output
+    assert "file's time" not in done.output
+    found = {}
+    for name in ("a.md", "b.md", "c", "d"):
+        document = service.client.get(f"/v1/collections/{collection}/documents/{name}").json()
+        metadata = {key: value for key, value in document["metadata"].items() if key != "path"}
+        assert (document["source"], document["region"]) == ("docs", "north")
+        assert (metadata.pop("region"), metadata.pop("level")) == ("eu", 3)
+        found[name] = (document["lang"], metadata, document["tags"], document["creation_time"][:10])
+    assert found == {
+        "a.md": ("en", {"team": "search"}, ["x", "y"], "2025-01-02"),
+        "b.md": ("zh", {"team": "sales"}, ["x", "y"], "2024-05-06"),
+        "c": ("en", {"team": "law"}, ["x", "y"], "2025-01-02"),
+        "d": ("en", {"team": "search"}, ["own"], "2025-01-02"),
+    }
+
+
 def test_several_paths_with_a_prefix_and_standard_input_are_one_load(
     service: Running, collection: str, load: Load, tmp_path: Path
 ) -> None:
@@ -520,6 +550,10 @@ def test_a_key_that_must_not_read_is_told_before_anything_is_stored(
 @pytest.mark.parametrize("options, told", [
     (["--prune"], "--source"), (["--prune-most"], "--source"), (["--source", " "], "blank"),
     (["--source", "x" * 1025], "1024"), (["--source", "\udcff"], "surrogate"),
+    (["--set", "lang"], "KEY=VALUE"), (["--set", "=en"], "KEY=VALUE"), (["--set", "lang= "], "KEY=VALUE"),
+    (["--set", "id=x"], "`id` is each document's own"), (["--set", "source=x"], "--source NAME"),
+    (["--set", "salience=much"], "`salience`: Input should be a valid number"),
+    (["--set", "creation_time=soon"], "`creation_time`"), (["--set", "k" * 257 + "=1"], "256 bytes"), (["--set", "metadata.=1"], "KEY=VALUE"),
 ])  # fmt: skip
 def test_wrong_usage_is_told(tmp_path: Path, options: list[str], told: str) -> None:
     write(tmp_path, {"a.md": "a"})
