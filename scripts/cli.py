@@ -218,7 +218,7 @@ def up(
     Exit codes: 0 ended or (--detach) ready, also if it ran already; 1 failed; 4 (--detach) it runs, but not all of it answers.
     """
     from scripts import stack
-    from scripts.serving import without_effect
+    from scripts.serving import check_settings, without_effect
 
     options = Options(
         data=data_folder(data),
@@ -229,8 +229,10 @@ def up(
         heap_mb=heap,
         quicken=prepare,
     )
-    for line in without_effect(os.environ):
-        say(f"Note: {line}")
+    if stack.running(options.data) is None:
+        check_settings()
+        for line in without_effect(os.environ):
+            say(f"Note: {line}")
     if detach:
         state, _, health = stack.obtain(options, say)
         print_urls(state)

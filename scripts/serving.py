@@ -81,6 +81,19 @@ def read_settings() -> "Settings":
         raise _unusable(str(cause.__cause__ or cause)) from cause
 
 
+def check_settings() -> None:
+    """Raise InvalidRequest or StartFailed for what the environment says and a service would not start with.
+
+    For whoever starts other things first: what can be told now is not told a minute later.
+    """
+    settings = read_settings()
+    refuse_without_keys(settings.host, settings)
+    if settings.keyed:
+        from app.main import open_keys
+
+        open_keys(settings)
+
+
 def without_effect(environment: Mapping[str, str]) -> list[str]:
     """Return a sentence for each variable, and each file of secrets, that is called like a setting and is none.
 

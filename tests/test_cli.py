@@ -918,6 +918,22 @@ def test_loading_says_at_once_that_nobody_is_there(tmp_path: Path) -> None:
     assert "trying again" not in told.output
 
 
+@pytest.mark.parametrize("variable, value, told", [
+    ("HALFLIFE_MAX_TOP_K", "x", "HALFLIFE_MAX_TOP_K: Input should be a valid integer"),
+    ("HALFLIFE_KEYS", "{", "HALFLIFE_KEYS is not JSON"),
+    ("HALFLIFE_KEYS_FILE", "/no/such/file", "the file of keys can't be read"),
+    ("HALFLIFE_HOST", "10.1.2.3", "no keys are configured"),
+])  # fmt: skip
+def test_what_the_api_would_not_start_with_is_told_before_anything_is_started(
+    variable: str, value: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    done = run("up", "--detach", "--data", str(tmp_path / "stack"))
+    assert done.exit_code == 1
+    assert told in done.stderr
+    assert not (tmp_path / "stack").exists()
+
+
 def test_the_doctor_without_a_stack_says_how_to_start_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
