@@ -261,7 +261,7 @@ class Cluster:
         """Return `_cluster/health`; when the status waited for isn't reached in time, `timed_out` is true in it."""
         timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
         # The answer needs time too, more of it where the machine is busy: what is waited for there leaves it that.
-        waited_s = max(timeout_s / 2, timeout_s - 1)
+        waited_s = max(timeout_s / 2, timeout_s - 5)
         params: Json = {"timeout": f"{max(1, int(waited_s * 1000))}ms"}
         if wait_for_status:
             params["wait_for_status"] = wait_for_status

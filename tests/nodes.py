@@ -79,7 +79,7 @@ async def written(cluster: Cluster, name: str) -> catalog.WriteTarget:
 @pytest.fixture
 async def cluster(node_url: str) -> AsyncIterator[Cluster]:
     """A connection to the shared node, closed after the test."""
-    connection = Cluster.connect(urls=[node_url], request_timeout_s=30)
+    connection = Cluster.connect(urls=[node_url], request_timeout_s=30, pool_wait_s=60)
     yield connection
     await connection.close()
 

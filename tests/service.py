@@ -1,4 +1,8 @@
-"""A running API for tests: uvicorn on a free port in a thread, a real node behind it, a far end that embeds."""
+"""A running API for tests: uvicorn on a free port in a thread, a real node behind it, a far end that embeds.
+
+What is given up for taking long is given far more time than it needs, so that a machine that stands still for seconds
+fails no test. Those of the limits themselves set their own.
+"""
 
 import contextlib
 import socket
@@ -7,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import httpx2
 import uvicorn
 
+from app import watching
 from app.main import create_app
 from app.settings import Settings
 
@@ -30,9 +36,11 @@ def settings_for(node_url: str, embedding_url: str, *, dims: int, **more: Any) -
         **{
             "elasticsearch_url": node_url,
             "elasticsearch_timeout_s": 60,
+            "elasticsearch_pool_wait_s": 60,
             "embedding_base_url": embedding_url,
             "embedding_model": "far-end",
             "embedding_dims": dims,
+            "embedding_query_timeout_s": 60,
             "embedding_query_prefix": "",
             "embedding_document_prefix": "",
             **more,
@@ -74,7 +82,10 @@ def serving(settings: Settings) -> Iterator[Running]:
                 raise RuntimeError("the application did not start in time")
             time.sleep(0.02)
         url = f"http://127.0.0.1:{port}"
-        with httpx2.Client(base_url=url, timeout=60) as client:
+        with (
+            patch.object(watching, "CHECK_WITHIN_S", 30.0),
+            httpx2.Client(base_url=url, timeout=60) as client,
+        ):
             yield Running(url, client, server)
     finally:
         server.should_exit = True

@@ -399,7 +399,7 @@ async def test_a_budget_that_is_none_is_refused(header):
     assert (call.status, call.body["field"]) == (422, "X-Halflife-Timeout-Ms")
 
 
-async def test_an_answer_that_has_begun_is_not_cut():
+async def test_an_answer_that_has_begun_is_not_cut(forward):
     app = FastAPI()
 
     @app.get("/v1/x")
@@ -409,11 +409,12 @@ async def test_an_answer_that_has_begun_is_not_cut():
         async def parts() -> AsyncIterator[bytes]:
             for _ in range(8):
                 yield b"1"
-                await asyncio.sleep(0.1)
+                forward(100)
+                await asyncio.sleep(0.01)
 
         return StreamingResponse(parts())
 
-    call = await Call(method="GET", headers={"X-Halflife-Timeout-Ms": "50"}).to(edge(app))
+    call = await Call(method="GET", headers={"X-Halflife-Timeout-Ms": "60000"}).to(edge(app, budget_s=60))
     assert (call.status, call.body) == (200, 11_111_111)
 
 
@@ -673,17 +674,19 @@ async def test_a_head_that_does_not_end_is_not_waited_for(port, first):
     await writer.wait_closed()
 
 
-async def test_a_connection_between_two_requests_is_kept(port):
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for _ in range(2):
-        writer.write(REQUEST[:20])
-        await asyncio.sleep(0.1)
-        writer.write(REQUEST[20:])
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)).startswith(b"HTTP/1.1 200")
-        await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 20)
-        await asyncio.sleep(0.6)
-    writer.close()
-    await writer.wait_closed()
+async def test_a_connection_between_two_requests_is_kept(forward):
+    async with served(hello, log_level="critical", http=impatient(300), timeout_keep_alive=3000) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(REQUEST[:20])
+            await asyncio.sleep(0.1)
+            writer.write(REQUEST[20:])
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)).startswith(b"HTTP/1.1 200")
+            await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 20)
+            forward(600)
+            await asyncio.sleep(0.05)
+        writer.close()
+        await writer.wait_closed()
 
 
 async def refuse(scope: Any, receive: Any, send: Any) -> None:
@@ -706,7 +709,7 @@ AFTER_A_REFUSAL = {
 
 @pytest.mark.parametrize("sent", AFTER_A_REFUSAL.values(), ids=AFTER_A_REFUSAL.keys())
 async def test_what_comes_after_a_refusal_is_not_waited_for_without_end(sent, caplog):
-    async with served(refuse, log_config=None, http=impatient(0.3), timeout_keep_alive=1) as port:
+    async with served(refuse, log_config=None, http=impatient(2.0), timeout_keep_alive=1) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for part in sent:
             writer.write(part)
@@ -719,14 +722,16 @@ async def test_what_comes_after_a_refusal_is_not_waited_for_without_end(sent, ca
     assert [record for record in caplog.records if record.levelname == "ERROR" or record.exc_info] == []
 
 
-async def test_a_connection_is_kept_where_a_refused_body_still_came():
-    async with served(refuse, log_level="critical", http=impatient(0.3), timeout_keep_alive=30) as port:
+async def test_a_connection_is_kept_where_a_refused_body_still_came(forward):
+    async with served(refuse, log_level="critical", http=impatient(300), timeout_keep_alive=3000) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(REQUEST[:-2])
             assert (await asyncio.wait_for(reader.readuntil(b"no"), 20)).startswith(b"HTTP/1.1 401")
             writer.write(REQUEST[-2:])
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(0.05)
+            forward(600)
+            await asyncio.sleep(0.05)
         writer.close()
         await writer.wait_closed()
 
@@ -778,15 +783,15 @@ async def test_an_answer_that_nobody_takes_is_given_up(pieces, close):
 
 
 async def test_an_answer_that_is_taken_slowly_is_given_whole():
-    app = Much(4)
-    async with served(app, log_level="critical", http=impatient(1.0)) as port:
+    app = Much(20)
+    async with served(app, log_level="critical", http=impatient(3.0)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         taken = 0
         while piece := await asyncio.wait_for(reader.read(2**18), 20):
             taken += piece.count(b"x")
             await asyncio.sleep(0.05)
-        assert taken == 4 * len(PIECE)
+        assert taken == 20 * len(PIECE)
         writer.close()
         await writer.wait_closed()
 

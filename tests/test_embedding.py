@@ -493,15 +493,23 @@ async def test_a_retry_after_beyond_the_budget_or_the_deadline_is_not_waited_for
     assert len(server.requests) == 2
 
 
-async def test_a_deadline_keeps_what_was_embedded_by_then(server):
+async def test_a_deadline_keeps_what_was_embedded_by_then(server, forward):
     server.poison = {"t3": Reply(hang=True)}
-    async with embedder_of(server, max_batch=1, concurrency=3) as embedder:
-        embedded = await embedder.embed_documents([f"t{n}" for n in range(4)], deadline_s=0.5)
+    async with embedder_of(server, max_batch=1, concurrency=3, timeout_s=1000) as embedder:
+
+        async def left_at(sent: int) -> None:
+            await until(lambda: len(server.requests) == sent and embedder.guard.used == 1)
+            forward(500)
+
+        asked = asyncio.create_task(embedder.embed_documents([f"t{n}" for n in range(4)], deadline_s=500))
+        await left_at(4)
+        embedded = await asked
         assert_embeds(embedded, [f"t{n}" for n in range(4)], failed={3})
         assert isinstance(embedded.errors[3], EmbedderUnavailable)
-        assert "0.5 s" in embedded.errors[3].detail
-        late = await embedder.embed_queries(["t3", "x"], deadline_s=0.2)
-        assert_embeds(late, ["t3", "x"], failed={0})
+        assert "500 s" in embedded.errors[3].detail
+        asked = asyncio.create_task(embedder.embed_queries(["t3", "x"], deadline_s=500))
+        await left_at(6)
+        assert_embeds(await asked, ["t3", "x"], failed={0})
 
 
 async def test_a_server_that_answers_nobody_is_given_up(server, forward):

@@ -615,7 +615,7 @@ async def test_one_collections_tables_hold_up_neither_searches_nor_other_collect
         instants = [AS_OF + timedelta(minutes=n) for n in range(20)]
         assert await asyncio.gather(*(votes.ratings(known, "x", each) for each in instants)) == [None] * 20
         # No more are made than may wait, of one collection one at a time; the other has a thread of its own.
-        assert len(tables.begun) == 3
+        await eventually(lambda: len(tables.begun) == 3)
         assert len(votes._known_of(known).making) == feedback.MOST_MAKING
         assert await votes.ratings(other, "x", AS_OF) is None
         await eventually(lambda: len(tables.begun) == 4)

@@ -1422,7 +1422,7 @@ async def test_acknowledged_writes_outlive_a_killed_node(
     if os.environ.get("HALFLIFE_TEST_SKIP_CHAOS"):
         pytest.skip("HALFLIFE_TEST_SKIP_CHAOS is set")
     with LocalNode(ensure_installed(report=print), tmp_path, cluster_name=f"halflife-chaos-{seed}") as node:
-        cluster = Cluster.connect(urls=[node.url], request_timeout_s=5)
+        cluster = Cluster.connect(urls=[node.url], request_timeout_s=30)
         world = await world_on(cluster, server, "chaos")
         log: defaultdict[str, list[Logged]] = defaultdict(list)
         stop, progress = asyncio.Event(), asyncio.Event()

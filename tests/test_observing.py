@@ -29,7 +29,7 @@ from app.watching import Watch
 from scripts.stack import python_command
 from scripts.supervisor import free_port
 from tests.fakes import EmbeddingServer, Reply, RerankServer
-from tests.service import Running, serving, settings_for
+from tests.service import Running, serving, settings_for, until
 
 DIMS = 16
 
@@ -300,12 +300,19 @@ def test_a_search_is_one_trace_down_to_elasticsearch(client, collection, spans, 
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     asked = {"collection": collection, "query": "word never heard before", "rerank": {"candidates": 5}}
     assert client.post("/v1/search", json=asked, headers={"traceparent": parent}).status_code == 200
-    tracing.flush()
-    found = [
-        span
-        for span in spans.get_finished_spans()
-        if span.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
-    ]
+    found: list[Any] = []
+
+    def told_whole() -> bool:
+        tracing.flush()
+        found[:] = [
+            span
+            for span in spans.get_finished_spans()
+            if span.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+        ]
+        return any(span.name == "POST /v1/search" for span in found)
+
+    # Its own span ends behind the answer.
+    until(told_whole)
     names = {span.name for span in found}
     assert {
         "POST /v1/search",
@@ -518,10 +525,11 @@ class Asked:
         return DIMS
 
 
-async def test_however_many_ask_the_dependencies_are_asked_once() -> None:
+async def test_however_many_ask_the_dependencies_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster: Any = Asked("elasticsearch")
     embedder: Any = Asked("embedder")
     watch = Watch(cluster=cluster, embedder=embedder, reranker=None, touches_waiting=lambda: 0)
+    monkeypatch.setattr(watching, "LOOKED_WITHIN_S", 3600.0)
     asking = [asyncio.create_task(watch.readiness(serving=True)) for _ in range(50)]
     await asyncio.sleep(0)
     hung_up, *asking = asking
@@ -562,7 +570,7 @@ def test_sigterm_turns_readiness_red_and_answers_what_is_under_way(node_url, emb
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HALFLIFE_")},
         "HALFLIFE_ELASTICSEARCH_URL": node_url, "HALFLIFE_EMBEDDING_BASE_URL": embedding.base_url,
-        "HALFLIFE_EMBEDDING_MODEL": "far-end", "HALFLIFE_DRAIN_S": "2", "HALFLIFE_LOG_FORMAT": "json",
+        "HALFLIFE_EMBEDDING_MODEL": "far-end", "HALFLIFE_DRAIN_S": "30", "HALFLIFE_LOG_FORMAT": "json",
     }  # fmt: skip
     process = subprocess.Popen(
         python_command("scripts.serving", "--port", str(port), "--end-with-stdin"),
@@ -586,6 +594,8 @@ def test_sigterm_turns_readiness_red_and_answers_what_is_under_way(node_url, emb
                 statuses.add(client.get("/readyz").json()["status"])
             assert client.get("/readyz").status_code == 503
             assert client.get("/livez").status_code == 200
+            # Told once more, it does not wait on.
+            process.send_signal(signal.SIGTERM)
         process.wait(20)
     finally:
         process.kill()
