@@ -20,21 +20,17 @@ Owns the order of these steps. The aliases are `moves`', a collection's shape is
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import numpy as np
-
-from app import catalog, chunking, copying, documents, fields, moves, names, turns
+from app import catalog, chunking, fields, moves, names, turns
 from app.chunking import Chunking
 from app.collection import Collection, CollectionOptions, DeclaredType, Similarity
 from app.copying import patiently
-from app.documents import InvalidItem, Source
-from app.elastic import BulkAction, Cluster
-from app.encoding import encode
+from app.elastic import Cluster
 from app.errors import (
     ClusterUnavailable,
     Conflict,
@@ -44,6 +40,7 @@ from app.errors import (
     SchemaMismatch,
     Unavailable,
 )
+from app.lanes import Carrier, Lane, Mismatch
 from app.moves import Ledger, Phase, Standing, State, Taken
 from app.turns import Turn
 from app.writes import DocumentEmbedder
@@ -57,19 +54,7 @@ SHORT_ROUND: Final = 200
 ROUNDS: Final = 12
 FENCES: Final = 5
 CHANGEABLE: Final = ("index.refresh_interval", "index.number_of_replicas", "index.auto_expand_replicas")
-COMPARED_IN_FENCE: Final = 5_000
-"""A collection of up to so many documents is compared pair by pair inside the fence too. Of 8,000 on a busy machine
-writers waited 2.8 s; larger ones are compared before it and counted in it.
-"""
 SAMPLE: Final = 64
-NAMED_IDS: Final = 20
-
-
-class Mismatch(Conflict):
-    """The new index does not hold what the old one does; nothing was swapped."""
-
-    code = "reindex-mismatch"
-    title = "The new index does not match"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,25 +125,6 @@ class Outcome:
     failures: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """From one index to another, as their mappings have it."""
-
-    source: Collection
-    target: Collection
-    rechunk: bool
-
-    @property
-    def same_space(self) -> bool:
-        """Tell whether vectors can be handed over."""
-        return (self.source.model, self.source.dims) == (self.target.model, self.target.dims)
-
-    @property
-    def same_chunks(self) -> bool:
-        """Tell whether both have the same chunks with the same vectors."""
-        return self.same_space and not self.rechunk
-
-
 class Reindexer:
     """Moves one collection; every method may be called by any process at any time."""
 
@@ -177,13 +143,18 @@ class Reindexer:
         """`embedder` returns what embeds for an index, or raises InvalidRequest; `rate`: documents a second at most."""
         self._cluster = cluster
         self._name = collection
-        self._embedder = embedder
         self._now = now
-        self._chunks = chunks or Chunking()
         self._rate = rate
         self._patience_s = patience_s
         self._report = report
-        self._failures: dict[str, str] = {}
+        self._carrier = Carrier(
+            cluster,
+            collection,
+            embedder=embedder,
+            chunks=chunks or Chunking(),
+            patience_s=patience_s,
+            tell=self._tell,
+        )
         self._paced_until = 0.0
         self._restored: dict[str, str | None] | None = None
 
@@ -200,7 +171,7 @@ class Reindexer:
         tombstones = await self._cluster.count(source.index, {"term": {fields.DELETED: True}})
         stats = await self._cluster.index_stats(source.index)
         reembeds = not lane.same_chunks
-        chunks = await self._count_chunks(source.index)
+        chunks = await self._carrier.count_chunks(source.index)
         begun = asyncio.get_running_loop().time()
         sample = await self._sample(source.index)
         tokens, seconds = 0, 0.0
@@ -216,8 +187,8 @@ class Reindexer:
             # What a page costs to read and to make ready; to index it takes about as long again. A few documents tell
             # how quick the model is.
             tried = sample[:8] if reembeds else sample
-            await self._convert(lane, tried)
-            self._failures.clear()
+            await self._carrier.convert(lane, tried)
+            self._carrier.failures.clear()
             seconds = (asyncio.get_running_loop().time() - begun) / len(tried) * total * 2
         return Plan(
             collection=self._name,
@@ -257,15 +228,15 @@ class Reindexer:
             source=source.index,
             target=await self._free_name(),
         )
-        await self._refresh(source.index)
+        await self._carrier.refresh(source.index)
         try:
             await self._ensure_target(made, goal)
             lane = await self._lane(source.index, made.target, rechunk=goal.rechunk)
             done = 0
-            async with contextlib.aclosing(self._pages(source.index, whole=True)) as pages:
+            async with contextlib.aclosing(self._carrier.pages(source.index, whole=True)) as pages:
                 async for hits in pages:
                     part = hits[: limit - done]
-                    await self._put(lane, part, moves.copy_alias(self._name))
+                    await self._carrier.put(lane, part, moves.copy_alias(self._name))
                     done += len(part)
                     self._tell("trying", done, limit)
                     await self._pace(len(part))
@@ -277,7 +248,7 @@ class Reindexer:
                 await asyncio.shield(asyncio.ensure_future(self._delete(made.target)))
             raise
         await asyncio.shield(asyncio.ensure_future(self._delete(made.target)))
-        return dict(self._failures)
+        return dict(self._carrier.failures)
 
     # --- doing it
 
@@ -314,7 +285,7 @@ class Reindexer:
             await self._begin(ledger, standing, changes)
         async with self._working(ledger):
             await self._move(ledger, allow_missing)
-        return Outcome(ledger.state, dict(self._failures))
+        return Outcome(ledger.state, dict(self._carrier.failures))
 
     async def _begin(self, ledger: Ledger, standing: Standing, changes: Changes) -> None:
         source = await self._describe(standing.live or "")
@@ -360,7 +331,7 @@ class Reindexer:
         else:
             lane = await self._lane(state.source, state.target, rechunk=goal.rechunk)
         await self._sweep(ledger, lane)
-        await ledger.save(phase="swapped", missing=len(self._failures))
+        await ledger.save(phase="swapped", missing=len(self._carrier.failures))
 
     async def roll_back(self) -> Outcome:
         """Bring what was written since the swap back into the old index, make that live again, delete the new one.
@@ -389,7 +360,7 @@ class Reindexer:
                 await self._sweep(ledger, back)
                 await self._drop(ledger, back)
             await ledger.save(phase="rolled-back")
-        return Outcome(ledger.state, dict(self._failures))
+        return Outcome(ledger.state, dict(self._carrier.failures))
 
     async def finish(self) -> State:
         """Delete the old index, having made sure once more that nothing in it is ahead. Raises Conflict if there is none.
@@ -498,11 +469,11 @@ class Reindexer:
                 base=await self._checkpoints(lane.source.index),
                 total=await self._again(lambda: self._cluster.count(lane.source.index)),
             )
-        await self._refresh(lane.source.index)
+        await self._carrier.refresh(lane.source.index)
         done = ledger.state.done
-        async for hits in self._pages(lane.source.index, after=ledger.state.after, whole=True):
+        async for hits in self._carrier.pages(lane.source.index, after=ledger.state.after, whole=True):
             ledger.check()
-            await self._put(lane, hits, moves.copy_alias(self._name))
+            await self._carrier.put(lane, hits, moves.copy_alias(self._name))
             done += len(hits)
             # The heartbeat writes it down; what it misses is copied again.
             ledger.note(after=hits[-1]["_id"], done=done)
@@ -514,13 +485,15 @@ class Reindexer:
         """Copy what came after `base`, and note how far that was; return how many documents it were."""
         base = ledger.state.base
         reached = await self._checkpoints(lane.source.index)
-        await self._refresh(lane.source.index)
+        await self._carrier.refresh(lane.source.index)
         copied = 0
         for shard in reached:
             query = {"range": {"_seq_no": {"gt": base.get(shard, -1)}}}
-            async for hits in self._pages(lane.source.index, query=query, shard=int(shard), whole=True):
+            async for hits in self._carrier.pages(
+                lane.source.index, query=query, shard=int(shard), whole=True
+            ):
                 ledger.check()
-                await self._put(lane, hits, via)
+                await self._carrier.put(lane, hits, via)
                 copied += len(hits)
                 # Not held back by the rate: it must be quicker than the writers, or it never ends.
                 self._tell("catching up", copied, copied)
@@ -577,7 +550,7 @@ class Reindexer:
                     break
             if attempt == 0:
                 await self._compare(lane, via, ledger)
-                self._refuse_missing(allow_missing)
+                self._carrier.refuse_missing(allow_missing)
             async with contextlib.AsyncExitStack() as held:
                 try:
                     # Nobody else changes what the collection's mapping says until the two are exchanged.
@@ -615,8 +588,10 @@ class Reindexer:
                 async with asyncio.timeout(moves.FENCE_TIMEOUT_S):
                     await moves.fence(self._cluster, self._name, index=source, generation=written)
                     await self._changes_since(ledger, lane, via)
-                    await self._refresh(target)
-                    await self._check_in_fence(lane, allow_missing, _left_behind(ledger.state))
+                    await self._carrier.refresh(target)
+                    await self._carrier.check_counts(
+                        lane, allow_missing=allow_missing, spare=_left_behind(ledger.state)
+                    )
                     # As late as can be: profiles and synonyms may have changed while documents were copied.
                     await catalog.carry_options(self._cluster, turn, source=source, target=target)
                     await ledger.save(
@@ -672,32 +647,6 @@ class Reindexer:
             elif standing.written == source:
                 # The fence was lifted before its block arrived.
                 await self._again(lambda: self._cluster.clear_write_block(source))
-
-    async def _check_in_fence(self, lane: Lane, allow_missing: int, spare: int) -> None:
-        """Count documents and vectors of both, now that nobody writes; compare all pairs where they are few.
-
-        `spare`: so many documents the target may hold beyond the source.
-        """
-        source, target = lane.source.index, lane.target.index
-        counts = [await self._cluster.count(index) for index in (source, target)]
-        if not counts[0] - len(self._failures) <= counts[1] <= counts[0] + spare:
-            raise Mismatch(
-                f"{source} holds {counts[0]} documents, {target} {counts[1]}",
-                remedy="nothing was swapped; run it again to copy what is missing, or --abort",
-            )
-        if lane.same_chunks and not self._failures and not spare:
-            chunks = [await self._count_chunks(index) for index in (source, target)]
-            if chunks[0] != chunks[1]:
-                raise Mismatch(
-                    f"{source} holds {chunks[0]} vectors, {target} {chunks[1]}",
-                    remedy="nothing was swapped; --abort and reindex anew",
-                )
-        if counts[0] <= COMPARED_IN_FENCE:
-            behind, ahead = await self._differing(source, target)
-            unexpected = [id_ for id_ in behind if id_ not in self._failures]
-            unexpected += ahead if len(ahead) > spare else ()
-            if unexpected or len(behind) > allow_missing:
-                raise _mismatch(source, target, unexpected or list(behind))
 
     async def _sweep(self, ledger: Ledger, lane: Lane) -> None:
         """Bring over what a straggler put into the source after the last look; the source stays blocked."""
@@ -783,7 +732,7 @@ class Reindexer:
                 break
         else:
             raise _unsettled(self._name)
-        self._refuse_missing(ledger.state.missing)
+        self._carrier.refuse_missing(ledger.state.missing)
         await self._delete(source, kept=target, ledger=ledger)
 
     async def _delete(self, index: str, *, kept: str | None = None, ledger: Ledger | None = None) -> None:
@@ -826,246 +775,14 @@ class Reindexer:
             moment += timedelta(seconds=1)
         return name
 
-    # --- comparing
-
     async def _compare(self, lane: Lane, via: str, ledger: Ledger, *, target_moves: bool = False) -> None:
-        """Compare all (id, version) pairs and who has vectors; copy what is behind. Raises Mismatch for what stays so.
-
-        `target_moves`: the target is the one that is written to, so only what is behind in it matters.
-        """
-        source, target = lane.source.index, lane.target.index
-        await self._refresh(source)
-        await self._refresh(target)
-        behind, ahead = await self._differing(source, target)
-        if ahead and not target_moves:
-            now = await self._versions(source, list(ahead))
-            strange = [id_ for id_, version in ahead.items() if now.get(id_, -1) < version]
-            if len(strange) > _left_behind(ledger.state):
-                raise _mismatch(source, target, strange)
-        left = list(behind)
-        for pause_s in (0.0, 0.1, 0.5, 1.0, 2.0):
-            if not left:
-                break
-            # A copy of the source may show a change that the copy which is read next has not refreshed yet.
-            await asyncio.sleep(pause_s)
-            await self._refresh(source)
-            for ids in _parts(left, copying.PAGE_DOCUMENTS):
-                ledger.check()
-                async for hits in self._pages(source, query={"ids": {"values": ids}}, whole=True):
-                    await self._put(lane, hits, via)
-            reached = await self._versions(target, left)
-            left = [id_ for id_ in left if reached.get(id_, -1) < behind[id_] and id_ not in self._failures]
-        if left:
-            raise _mismatch(source, target, left)
-        await self._refresh(target)
-        await self._compare_vectors(lane)
-
-    async def _compare_vectors(self, lane: Lane) -> None:
-        """Raise Mismatch naming documents that have a vector in the source and none, at the same version, in the target."""
-        source, target = lane.source.index, lane.target.index
-        bare, _ = await self._differing(source, target, _WITH_VECTORS)
-        lost: list[str] = []
-        for ids in _parts(list(bare), copying.SCAN_IDS):
-            now = await self._versions(target, ids)
-            lost += [id_ for id_ in ids if now.get(id_) == bare[id_] and id_ not in self._failures]
-        if lost:
-            # A document that changed between the two scans is judged by what it is now.
-            still = set(await self._having_vectors(target, lost))
-            lost = [id_ for id_ in lost if id_ not in still]
-        if lost:
-            raise Mismatch(
-                f"{len(lost)} documents have lost their vectors in {target}: {_named(lost)}",
-                remedy="nothing was swapped; --abort and reindex anew",
-                ids=lost[:1000],
-            )
-
-    async def _differing(
-        self, source: str, target: str, query: Json | None = None
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        """Return id -> version in the source of what is missing or older in the target, and the other way round."""
-        behind: dict[str, int] = {}
-        ahead: dict[str, int] = {}
-        left = _flat(self._pages(source, query=query, whole=False))
-        right = _flat(self._pages(target, query=query, whole=False))
-        one, two = await anext(left, None), await anext(right, None)
-        compared = 0
-        while one is not None or two is not None:
-            if two is None or (one is not None and one[0] < two[0]):
-                assert one is not None
-                behind[one[0].decode()] = one[1]
-                one = await anext(left, None)
-            elif one is None or two[0] < one[0]:
-                ahead[two[0].decode()] = two[1]
-                two = await anext(right, None)
-            else:
-                if one[1] > two[1]:
-                    behind[one[0].decode()] = one[1]
-                elif one[1] < two[1]:
-                    ahead[one[0].decode()] = two[1]
-                one, two = await anext(left, None), await anext(right, None)
-            compared += 1
-            if compared % copying.SCAN_IDS == 0:
-                self._tell("comparing", compared, compared)
-        return behind, ahead
-
-    async def _versions(self, index: str, ids: Sequence[str]) -> dict[str, int]:
-        held = await copying.found(self._cluster, index, ids, budget_s=self._patience_s)
-        return {id_: hit["_version"] for id_, hit in held.items()}
-
-    async def _having_vectors(self, index: str, ids: Sequence[str]) -> list[str]:
-        found: list[str] = []
-        for part in _parts(ids, copying.SCAN_IDS):
-            query = {"bool": {"filter": [_WITH_VECTORS, {"ids": {"values": part}}]}}
-            async for hits in self._pages(index, query=query, whole=False):
-                found += [hit["_id"] for hit in hits]
-        return found
-
-    def _refuse_missing(self, allowed: int) -> None:
-        if len(self._failures) > allowed:
-            ids = list(self._failures)
-            raise Mismatch(
-                f"{len(ids)} documents can't be brought over: "
-                + "; ".join(f"{id_}: {self._failures[id_]}" for id_ in ids[:3])
-                + ("; …" if len(ids) > 3 else ""),
-                remedy="correct them and run it again, or leave them behind with --allow-missing N; nothing was swapped",
-                ids=ids[:1000],
-            )
-
-    async def _count_chunks(self, index: str) -> int:
-        """Return how many chunks have a vector."""
-        body = {
-            "size": 0,
-            "aggs": {
-                "chunks": {
-                    "nested": {"path": fields.CHUNKS},
-                    "aggs": {"embedded": {"filter": {"exists": {"field": fields.EMBEDDING}}}},
-                }
-            },
-        }
-        answer = await self._again(
-            lambda: self._cluster.search(index, body, timeout_s=self._cluster.request_timeout_s)
+        await self._carrier.compare(
+            lane,
+            via,
+            check=ledger.check,
+            spare=_left_behind(ledger.state),
+            target_moves=target_moves,
         )
-        return int(answer["aggregations"]["chunks"]["embedded"]["doc_count"])
-
-    # --- reading and writing
-
-    def _pages(
-        self,
-        index: str,
-        *,
-        whole: bool,
-        after: str | None = None,
-        query: Mapping[str, Any] | None = None,
-        shard: int | None = None,
-    ) -> AsyncGenerator[list[Hit], None]:
-        return copying.pages(
-            self._cluster,
-            index,
-            whole=whole,
-            after=after,
-            query=query,
-            shard=shard,
-            budget_s=self._patience_s,
-        )
-
-    async def _put(self, lane: Lane, hits: Sequence[Hit], via: str) -> None:
-        """Write documents as the target takes them, under the versions they have; what it refuses is noted."""
-        actions = [
-            BulkAction(via, id_, version, body)
-            for id_, version, body in await self._again(lambda: self._convert(lane, hits))
-        ]
-        refused = await copying.fill(self._cluster, actions, budget_s=self._patience_s)
-        if refused is None:
-            raise Taken(
-                f"the new index of `{self._name}` may no longer be filled",
-                remedy="another process has aborted or finished the reindex: see --status",
-            )
-        for action in actions:
-            self._failures.pop(action.id, None)
-        self._failures |= refused
-
-    async def _convert(self, lane: Lane, hits: Sequence[Hit]) -> list[tuple[str, int, bytes]]:
-        """Return (id, version, document) as the target takes it; what can't be converted is noted as a failure."""
-        ready: list[tuple[Hit, Source]] = []
-        texts: dict[str, int] = {}
-        for hit in hits:
-            try:
-                body = self._reshape(lane, hit["_source"])
-                for chunk in body.get(fields.CHUNKS, ()):
-                    if chunk.get("embedding") is _WANTED:
-                        text = chunking.stored_text(body, chunk)
-                        if not text.strip():
-                            raise InvalidItem(
-                                "it has a vector of its caller's and no text that could be embedded"
-                            )
-                        texts.setdefault(text, len(texts))
-            except InvalidItem as error:
-                self._failures[hit["_id"]] = error.detail
-            else:
-                ready.append((hit, body))
-        embedded = None
-        if texts:
-            embedded = await self._embedder(lane.target).embed_documents(list(texts))
-            for failure in embedded.errors.values():
-                if isinstance(failure, Unavailable):
-                    raise failure
-        converted = []
-        for hit, body in ready:
-            failed: str | None = None
-            for chunk in body.get(fields.CHUNKS, ()):
-                if chunk.get("embedding") is _WANTED:
-                    assert embedded is not None
-                    at = texts[chunking.stored_text(body, chunk)]
-                    vector = embedded.vectors[at]
-                    if vector is None:
-                        failed = embedded.errors[at].detail
-                        break
-                    chunk["embedding"] = self._packed(vector, lane)
-            if failed is None:
-                converted.append((hit["_id"], hit["_version"], encode(body)))
-            else:
-                self._failures[hit["_id"]] = failed
-        return converted
-
-    def _reshape(self, lane: Lane, source: Source) -> Source:
-        """Return the document with the target's declared values and chunks; `_WANTED` stands where a vector is to come."""
-        if source.get(fields.DELETED):
-            return source
-        body = dict(source)
-        if lane.source.declared != lane.target.declared:
-            body = documents.retyped(source, lane.target.declared)
-        chunks: list[Source] = [dict(chunk) for chunk in body.get(fields.CHUNKS, ())]
-        if lane.rechunk:
-            chunks = self._cut_anew(body, chunks)
-        for chunk in chunks:
-            vector = chunk.get("embedding")
-            if vector is None or vector is _WANTED:
-                continue
-            if not lane.same_space:
-                chunk["embedding"] = _WANTED
-            elif not isinstance(vector, str):
-                chunk["embedding"] = self._packed(np.asarray(vector, dtype=np.float32), lane)
-        if fields.CHUNKS in body:
-            body[fields.CHUNKS] = chunks
-        return body
-
-    def _packed(self, vector: np.ndarray, lane: Lane) -> str | list[float]:
-        return self._cluster.document_vector(copying.measured_alike(vector, lane.target.similarity))
-
-    def _cut_anew(self, body: Source, chunks: list[Source]) -> list[Source]:
-        """Return the text's chunks by today's sizes; a vector that the caller brought stays one chunk."""
-        if not chunks or any("hash" not in chunk for chunk in chunks):
-            return chunks
-        known = {chunk["hash"]: chunk.get("embedding") for chunk in chunks}
-        embeds = any("embedding" in chunk for chunk in chunks)
-        made = []
-        for cut in self._chunks.cut(body.get(fields.TEXT, ""), title=body.get(fields.TITLE, "")):
-            chunk = documents.chunk_source(cut.text, cut.start, cut.end, digest=cut.hash, vector=None)
-            if embeds:
-                vector = known.get(cut.hash)
-                chunk["embedding"] = _WANTED if vector is None else vector
-            made.append(chunk)
-        return made
 
     async def _sample(self, index: str) -> list[Hit]:
         body = {
@@ -1124,9 +841,6 @@ class Reindexer:
 
     async def _lift(self, generation: int, index: str) -> None:
         await self._again(lambda: moves.lift(self._cluster, self._name, index=index, generation=generation))
-
-    async def _refresh(self, index: str) -> None:
-        await self._again(lambda: self._cluster.refresh(index, timeout_s=60))
 
     async def _checkpoints(self, index: str) -> dict[str, int]:
         found = await self._again(lambda: self._cluster.checkpoints(index))
@@ -1231,12 +945,8 @@ class Reindexer:
 
 # --- pure parts ------------------------------------------------------------------------------------------------------
 
-_WANTED: Final = object()
 _PAUSABLE: Final[frozenset[Phase]] = frozenset({"copying", "finishing", "returning"})
 _ROLLING_BACK: Final = "run --rollback again to go on with it, or --abort to stay with the new index"
-_WITH_VECTORS: Final[Json] = {
-    "nested": {"path": fields.CHUNKS, "query": {"exists": {"field": fields.EMBEDDING}}}
-}
 
 
 def _shaped(source: Collection, goal: Goal, index: str) -> Collection:
@@ -1254,31 +964,6 @@ def _unsettled(name: str) -> ClusterUnavailable:
     return ClusterUnavailable(
         f"the aliases of `{name}` keep changing", remedy="run the same command again", retry_after_s=1
     )
-
-
-def _mismatch(source: str, target: str, ids: Sequence[str]) -> Mismatch:
-    return Mismatch(
-        f"{len(ids)} documents differ between {source} and {target}: {_named(ids)}",
-        remedy="nothing was swapped; run it again to copy them, or --abort",
-        ids=list(ids[:1000]),
-    )
-
-
-def _named(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - NAMED_IDS} more" if len(ids) > NAMED_IDS else ""
-    return ", ".join(ids[:NAMED_IDS]) + more
-
-
-async def _flat(pages: AsyncIterator[list[Hit]]) -> AsyncIterator[tuple[bytes, int]]:
-    """Yield (id as UTF-8, version): Elasticsearch sorts keywords by their bytes."""
-    async for hits in pages:
-        for hit in hits:
-            yield hit["_id"].encode(), hit["_version"]
-
-
-def _parts(items: Sequence[str], size: int) -> Iterator[list[str]]:
-    for first in range(0, len(items), size):
-        yield list(items[first : first + size])
 
 
 def _changed(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str) -> Iterator[str]:

@@ -80,6 +80,11 @@ ROOMS = (
             "measuring": "what lists don't tell of their candidates: relevance of each, salience, recency",
         },
     ),
+    # Below the use case that says when, above the steps and copies that it takes.
+    Row(
+        "lanes",
+        {"lanes": "documents of one index brought into another of another shape, and the two compared"},
+    ),
     # Between them: it reads what the steps made, and is read by the use case that explains.
     Row(
         "words",

@@ -19,8 +19,9 @@ from app.chunking import Chunking
 from app.collection import CollectionOptions, SynonymRule
 from app.elastic import BulkAction, Cluster
 from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
+from app.lanes import Carrier, Lane, Mismatch
 from app.moves import Ledger, Paused, Taken
-from app.reindex import Changes, Mismatch, Reindexer
+from app.reindex import Changes, Reindexer
 from app.targets import CatalogTargets
 from tests.fakes import EmbeddingServer, Reply, openai_error, vector_of
 from tests.moving import DIMS, World, embedder_of, now, world_on
@@ -450,20 +451,22 @@ async def test_a_document_that_only_the_new_index_has_forbids_the_swap(world: Wo
     await world.upsert({"id": "d1", "text": "goes on"})
 
 
-async def test_lost_vectors_forbid_the_swap(world: World) -> None:
+async def test_lost_vectors_forbid_the_swap(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """BC-49: a copy with all documents and versions but without a vector."""
     await fill(world, 20)
 
-    class Careless(Reindexer):
-        def _reshape(self, lane: Any, source: Any) -> Any:
-            body = super()._reshape(lane, source)
-            if body["document_id"] == "d3":
-                body["chunks"] = [{k: v for k, v in c.items() if k != "embedding"} for c in body["chunks"]]
-            return body
+    honest = Carrier._reshape
 
-    careless = Careless(world.cluster, world.name, embedder=world.embedder, now=now, patience_s=10)
+    def careless(self: Carrier, lane: Lane, source: Any) -> Any:
+        body = honest(self, lane, source)
+        if body["document_id"] == "d3":
+            body["chunks"] = [{k: v for k, v in c.items() if k != "embedding"} for c in body["chunks"]]
+        return body
+
+    monkeypatch.setattr(Carrier, "_reshape", careless)
+    reindexer = Reindexer(world.cluster, world.name, embedder=world.embedder, now=now, patience_s=10)
     with pytest.raises(Mismatch, match=r"lost their vectors.*d3"):
-        await careless.run(Changes())
+        await reindexer.run(Changes())
 
 
 # --- the fence ---------------------------------------------------------------------------------------------------------
