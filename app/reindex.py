@@ -53,6 +53,8 @@ SHORT_ROUND: Final = 200
 """A round of changes this short can be left to the fence."""
 ROUNDS: Final = 12
 FENCES: Final = 5
+TAKES: Final = 5
+"""How often an abort tries to become the owner: whoever works on it writes at most every second or so."""
 CHANGEABLE: Final = ("index.refresh_interval", "index.number_of_replicas", "index.auto_expand_replicas")
 SAMPLE: Final = 64
 
@@ -390,14 +392,7 @@ class Reindexer:
         A rollback under way is given up instead: the collection stays with the new index. Raises Conflict if there is
         nothing to abort, or if the swap was quicker.
         """
-        ledger = self._ledger()
-        state, _ = await self._loaded(ledger)
-        if state is None or state.phase not in ("copying", "returning"):
-            raise Conflict(
-                f"`{self._name}` has no reindex to abort",
-                remedy="one that has been swapped is undone with --rollback",
-            )
-        await ledger.take()
+        ledger, state = await self._taken_to_abort()
         copying_ = state.phase == "copying"
         filled, kept = (state.target, state.source) if copying_ else (state.source, state.target)
         await self._again(lambda: moves.give_up_filling(self._cluster, self._name, filled))
@@ -420,6 +415,26 @@ class Reindexer:
         else:
             await ledger.save(phase="finished")
         return ledger.state
+
+    async def _taken_to_abort(self) -> tuple[Ledger, State]:
+        """Become the owner of what may be aborted, and return it. Raises Conflict if there is nothing to abort."""
+        for tries_left in reversed(range(TAKES)):
+            ledger = self._ledger()  # one that was not the quicker is no good any more
+            state, _ = await self._loaded(ledger)
+            if state is None or state.phase not in ("copying", "returning"):
+                raise Conflict(
+                    f"`{self._name}` has no reindex to abort",
+                    remedy="one that has been swapped is undone with --rollback",
+                )
+            try:
+                await ledger.take()
+            except Taken:
+                # Who works on it has written meanwhile, a heartbeat most likely: that doesn't end the wish to abort.
+                if not tries_left:
+                    raise
+            else:
+                return ledger, state
+        raise AssertionError("unreachable")
 
     async def pause(self) -> State:
         """Ask whoever works on it to stop; running it again goes on. Raises Conflict if nothing is under way."""

@@ -53,6 +53,7 @@ def stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(Ledger, "silent", silent)
+    monkeypatch.setattr(moves, "HEARTBEAT_S", 3_600)
 
 
 async def state_of(world: World) -> State:
@@ -222,7 +223,7 @@ async def test_a_finish_that_stood_still_deletes_nothing_that_a_rollback_needs(
 
 async def test_a_finish_at_work_is_left_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "HEARTBEAT_S", 0.1)
-    monkeypatch.setattr(Ledger, "silent", partialmethod(Ledger.silent, for_s=1.0))
+    monkeypatch.setattr(Ledger, "silent", partialmethod(Ledger.silent, for_s=30.0))
     await world.reindexer().run(Changes())
     one = world.reindexer()
     tried: list[str] = []
@@ -343,8 +344,9 @@ def _hold_block(
 
 
 async def test_a_fence_that_was_lifted_before_its_block_came_leaves_none(
-    world: World, apart: Cluster
+    world: World, apart: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(moves, "HEARTBEAT_S", 3_600)
     old = (await world.collection()).index
     stale = Reindexer(apart, world.name, embedder=world.embedder, now=now, patience_s=30)
 
@@ -383,6 +385,44 @@ async def test_a_wish_to_pause_keeps_what_the_owner_has_written_meanwhile(
     asked = await asking.ask_to_pause()
     assert asked is not None
     assert (asked.pause, asked.phase, (await state_of(world)).phase) == (False, "finished", "finished")
+
+
+@pytest.mark.parametrize(
+    "beats, written, ends",
+    [(1, {}, "aborted"), (2, {}, "aborted"), (99, {}, "taken"), (1, {"phase": "swapped"}, "too late")],
+)
+async def test_an_abort_does_not_mind_a_heartbeat_between_its_look_and_its_taking(
+    world: World, monkeypatch: pytest.MonkeyPatch, beats: int, written: dict[str, Any], ends: str
+) -> None:
+    stopped = world.reindexer()
+    before(stopped, "_first_copy", _kill)
+    with pytest.raises(Killed):
+        await stopped.run(Changes())
+    # In its place goes on beating what has the name of its owner.
+    owner = Ledger(world.cluster, world.name, owner=(await state_of(world)).owner, now=now)
+    await owner.load()
+    take, beaten = Ledger.take, 0
+
+    async def late(self: Ledger, **changes: Any) -> None:
+        nonlocal beaten
+        if beaten < beats:
+            beaten += 1
+            await owner.save(**written)
+        await take(self, **changes)
+
+    monkeypatch.setattr(Ledger, "take", late)
+    if ends == "aborted":
+        assert (await world.reindexer().abort()).phase == "aborted"
+        with pytest.raises(Taken):
+            await owner.save()
+        assert beaten == beats
+        assert len(await world.indices()) == 1
+    elif ends == "taken":
+        with pytest.raises(Taken):
+            await world.reindexer().abort()
+    else:
+        with pytest.raises(Conflict, match="no reindex to abort"):
+            await world.reindexer().abort()
 
 
 async def test_a_heartbeat_that_fails_goes_on_and_does_not_speak_for_the_work(
