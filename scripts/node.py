@@ -340,8 +340,8 @@ class LocalNode:
         option = "SharedArchiveFile" if archive.suffix == ".jsa" else "AOTCache"
         return [f"-XX:{option}={archive}", "-Xlog:disable"]
 
-    def _choose_ports(self) -> None:
-        free = iter(_free_ports(2))
+    def _choose_ports(self, free: Iterator[int] | None = None) -> None:
+        free = free or iter(free_ports(2))
         self.http_port = self.http_port or next(free)
         self.transport_port = self.transport_port or next(free)
         _write_json(
@@ -586,10 +586,7 @@ class LocalCluster:
             return self
         deadline = time.monotonic() + timeout_s
         try:
-            # All ports are known before the first node starts, since each node is told all of them.
-            for node in self.nodes:
-                node.data.mkdir(parents=True, exist_ok=True)
-                node._choose_ports()
+            self._choose_ports()
             for node in self.nodes:
                 node.spawn()
             for node in self.nodes:
@@ -601,6 +598,13 @@ class LocalCluster:
                 node._abandon()
             raise
         return self
+
+    def _choose_ports(self) -> None:
+        """Choose all ports before the first node starts: each node is told all of them."""
+        free = iter(free_ports(2 * len(self.nodes)))
+        for node in self.nodes:
+            node.data.mkdir(parents=True, exist_ok=True)
+            node._choose_ports(free)
 
     def wait_for(
         self, *, status: str = "yellow", nodes: int | None = None, timeout_s: float = 60.0
@@ -682,10 +686,10 @@ def quicken(distribution: Distribution, report: Report = lambda line: None) -> N
 # ---- the machine ---------------------------------------------------------------------------------------------------
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Find free ports, all held at once so that they differ.
 
-    Not the system's own choice: those come from the range that outgoing connections use, and while a node is down
+    Not the system's own choice: those come from the range that outgoing connections use, and while a program is down
     one of them may sit on its port, or its peers' attempts to reach it may meet themselves there.
     """
     with contextlib.ExitStack() as held:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from app.addresses import is_unspecified
 from scripts.distribution import Distribution, LocalStackError, ensure_installed, said
-from scripts.node import LocalCluster, LocalNode, PortTaken, quicken
+from scripts.node import LocalCluster, LocalNode, PortTaken, free_ports, quicken
 from scripts.stack import (
     DEFAULT_PORT,
     RUNS_ALREADY,
@@ -496,9 +496,8 @@ def listens(port: int) -> bool:
 
 def free_port() -> int:
     """Return a port that no program has right now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    [port] = free_ports(1)
+    return port
 
 
 def choose_port(given: int | None, remembered: int | None, *, what: str, liked: int | None = None) -> int:

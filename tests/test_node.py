@@ -312,7 +312,7 @@ def test_a_detached_node_outlives_its_parent_and_is_found_again(
     found = LocalNode(distribution, tmp_path / "node")
     try:
         assert (found.running, found.pid) == (True, pid)
-        assert found.health() is not None
+        assert found.health(timeout_s=30) is not None
     finally:
         found.stop()
     assert not is_alive(pid)
@@ -381,6 +381,17 @@ def test_knows_a_port_that_was_taken_meanwhile(
     assert not node.running
 
 
+def test_no_two_nodes_of_a_cluster_get_one_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers are drawn for each, and what one node got is free until that one starts."""
+    distribution = Distribution("9", tmp_path, parts.JavaRuntime(tmp_path, 21, vectors=True))
+    drawn = iter([0, 1] * 3 + list(range(2, 200)))
+    monkeypatch.setattr("scripts.node.secrets.randbelow", lambda below: next(drawn))
+    cluster = LocalCluster(distribution, tmp_path, nodes=3)
+    cluster._choose_ports()
+    ports = {port for node in cluster.nodes for port in (node.http_port, node.transport_port)}
+    assert len(ports - {None}) == 6
+
+
 def test_refuses_a_data_folder_in_use(distribution: Distribution, node: LocalNode) -> None:
     with pytest.raises(
         DataInUse, match=rf"in use by a node that runs as process {node.pid}\. Stop it \(kill {node.pid}\)"
@@ -392,7 +403,7 @@ def test_refuses_a_data_folder_in_use(distribution: Distribution, node: LocalNod
     with pytest.raises(DataInUse, match="in use by another node"):
         LocalNode(distribution, node.data).start()
     (node.data / "node.pid").write_text(written)
-    assert node.health() is not None
+    assert node.health(timeout_s=30) is not None
 
 
 def test_a_stale_process_id_is_no_obstacle(distribution: Distribution, tmp_path: Path) -> None:
