@@ -339,8 +339,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-async def test_top_k_never_changes_the_head(asker: Asker, shape: dict[str, Any]) -> None:
-    answers = await asker.batch(*({"query": QUERY, "top_k": k, **shape} for k in (5, 10, 50, 100, 150, 300)))
+async def test_top_k_never_changes_the_head(exact: Asker, shape: dict[str, Any]) -> None:
+    answers = await exact.batch(*({"query": QUERY, "top_k": k, **shape} for k in (5, 10, 50, 100, 150, 300)))
     short: list[Any] = []
     for answer, size in zip(answers, (5, 10, 50, 100, 150, 300), strict=True):
         assert isinstance(answer, SearchResult), answer
@@ -355,6 +355,17 @@ async def test_top_k_never_changes_the_head(asker: Asker, shape: dict[str, Any])
     assert len(short) > 150
 
 
+COARSE = [{**each, "embedding": [round(64 * x) / 64 for x in unit(each["embedding"])]} for each in LIBRARY]
+DYADIC: dict[str, Any] = {
+    "dims": DIMS, "declared": {"year": "long"}, "similarity": "max_inner_product", "normalize": False
+}  # fmt: skip
+HALVES = {
+    QUERY: [0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0],
+    "holiday payroll": [0.0, 0.0, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0],
+    "travel expense": [0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5],
+}
+
+
 @pytest.fixture(scope="module")
 def dyadic(node_url: str) -> Iterator[Collection]:
     """The library with vectors whose products are exact in 32 bits, in whatever order they are summed.
@@ -364,17 +375,7 @@ def dyadic(node_url: str) -> Iterator[Collection]:
     """
 
     async def make(cluster: Cluster) -> Collection:
-        coarse = [
-            {**each, "embedding": [round(64 * x) / 64 for x in unit(each["embedding"])]} for each in LIBRARY
-        ]
-        collection = await make_collection(
-            cluster,
-            coarse,
-            dims=DIMS,
-            declared={"year": "long"},
-            similarity="max_inner_product",
-            normalize=False,
-        )
+        collection = await make_collection(cluster, COARSE, **DYADIC)
         await settle(cluster, collection)
         return collection
 
@@ -383,20 +384,23 @@ def dyadic(node_url: str) -> Iterator[Collection]:
     run_once(node_url, lambda cluster: drop_collection(cluster, made))
 
 
+@pytest.fixture
+async def exact(cluster: Cluster, dyadic: Collection) -> Asker:
+    """Asks where two searches score alike to the last digit."""
+    return Asker(cluster, dyadic, StandIn(dims=DIMS, vectors=HALVES))
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-async def test_the_same_request_gives_the_same_bytes(
-    cluster: Cluster, dyadic: Collection, shape: dict[str, Any]
-) -> None:
-    asker = Asker(cluster, dyadic, StandIn(dims=DIMS, vectors={QUERY: [0.5, 0.5, 0.5, 0.5, 0, 0, 0, 0]}))
+async def test_the_same_request_gives_the_same_bytes(exact: Asker, shape: dict[str, Any]) -> None:
     request = {"query": QUERY, "explain": True, "highlight": not shape, **shape}
-    first = await asker.ask(**request)
+    first = await exact.ask(**request)
     told = {timeless(first)}
-    together = await asker.batch(*[request] * (6 if shape else 14))
+    together = await exact.batch(*[request] * (6 if shape else 14))
     told |= {timeless(each) for each in together if isinstance(each, SearchResult)}
     assert not [each for each in together if isinstance(each, HalflifeError)]
-    backwards = await asker.ask(**{**request, "routes": [NEAR, TEXT]})
+    backwards = await exact.ask(**{**request, "routes": [NEAR, TEXT]})
     for _ in range(3 if shape else 5):
-        told.add(timeless(await asker.ask(**request)))
+        told.add(timeless(await exact.ask(**request)))
     first_told, *others = (re.split(r"(?<=,) ", each) for each in sorted(told))
     assert not others, list(difflib.unified_diff(first_told, others[0]))
     assert ids(backwards) == ids(first), "the order of the routes is no part of the result"
@@ -429,7 +433,7 @@ async def rewrite(cluster: Cluster, collection: Collection, version: int) -> Non
 async def test_the_union_of_pages_is_one_long_page_while_documents_change(
     cluster: Cluster, made: Any, shape: dict[str, Any]
 ) -> None:
-    asker: Asker = await made(LIBRARY, {QUERY: QUERY_VECTOR}, dims=DIMS, declared={"year": "long"})
+    asker: Asker = await made(COARSE, HALVES, **DYADIC)
     await settle(cluster, asker.collection)
     one = await asker.ask(QUERY, top_k=100, **shape)
     page = await asker.ask(QUERY, top_k=9, paging=True, **shape)
@@ -508,15 +512,15 @@ class Losing(StandsBefore):
 
 
 @pytest.mark.parametrize("at", [[0], [1]], ids=["routes", "documents"])
-async def test_a_first_page_outlives_its_point_in_time(asker: Asker, at: list[int]) -> None:
-    wanted = await asker.ask(QUERY, paging=True)
-    asker.doors = replace(asker.doors, cluster=cast(Cluster, Losing(asker.cluster, at)))
-    found = await asker.ask(QUERY, paging=True)
+async def test_a_first_page_outlives_its_point_in_time(exact: Asker, at: list[int]) -> None:
+    wanted = await exact.ask(QUERY, paging=True)
+    exact.doors = replace(exact.doors, cluster=cast(Cluster, Losing(exact.cluster, at)))
+    found = await exact.ask(QUERY, paging=True)
     assert [hit.model_dump() for hit in found.hits] == [hit.model_dump() for hit in wanted.hits]
     assert not found.degraded
     assert found.warnings == wanted.warnings
     assert found.cursor is not None
-    assert (await asker.page(found.cursor)).hits
+    assert (await exact.page(found.cursor)).hits
 
 
 async def test_a_point_in_time_that_is_lost_again_is_told(asker: Asker) -> None:
@@ -631,15 +635,15 @@ async def test_stages_do_without_the_documents_of_a_failed_shard(
     assert answer.degraded
 
 
-async def test_a_page_keeps_the_whole_request(asker: Asker) -> None:
+async def test_a_page_keeps_the_whole_request(exact: Asker) -> None:
     options: dict[str, Any] = {
         "top_k": 3, "mmr": {"lambda": 0.25}, "decay": {"rate": "0.02/h", "offset": "36h"}, "highlight": True,
         "filter": {"lang": ["en", "zh"]}, "fields": ["title", "tags"], "min_relevance": 0.2, "as_of": "2025-01-30T12:00:00+08:00",
     }  # fmt: skip
-    one = await asker.ask(QUERY, **{**options, "top_k": 6})
-    page = await asker.ask(QUERY, paging=True, **options)
+    one = await exact.ask(QUERY, **{**options, "top_k": 6})
+    page = await exact.ask(QUERY, paging=True, **options)
     assert page.cursor is not None
-    second = await asker.page(page.cursor, now_ms=NOW_MS + 1)
+    second = await exact.page(page.cursor, now_ms=NOW_MS + 1)
     assert [hit.model_dump() for hit in [*page.hits, *second.hits]] == [hit.model_dump() for hit in one.hits]
     assert second.origin == parse_instant("2025-01-30T04:00:00Z")
 
@@ -1077,8 +1081,8 @@ async def test_memory_decay_bc54_orders_by_the_sum(asker: Asker) -> None:
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_batch_answers_in_order_and_one_bad_query_spoils_only_itself(asker: Asker) -> None:
-    asker.embedder.asked.clear()
+async def test_a_batch_answers_in_order_and_one_bad_query_spoils_only_itself(exact: Asker) -> None:
+    exact.embedder.asked.clear()
     queries = [QUERY, "holiday payroll", QUERY, "travel expense"]
     good: list[dict[str, Any]] = [{"query": query, "top_k": 3 + at} for at, query in enumerate(queries)]
     bad = [
@@ -1089,10 +1093,10 @@ async def test_a_batch_answers_in_order_and_one_bad_query_spoils_only_itself(ask
         {"query": QUERY, "decay": {"rate": 9e7}, "routes": [{"kind": "text", "decay": {"kind": "linear"}}]},
     ]
     mixed = [good[0], bad[0], good[1], bad[1], bad[2], good[2], bad[3], good[3], bad[4]]
-    answers = await asker.batch(*mixed)
+    answers = await exact.batch(*mixed)
     assert [isinstance(each, InvalidRequest) for each in answers] == [each in bad for each in mixed]
-    assert asker.embedder.asked == [[QUERY, "holiday payroll", "travel expense"]], "one call, each text once"
-    alone = [await asker.ask(**each) for each in good]
+    assert exact.embedder.asked == [[QUERY, "holiday payroll", "travel expense"]], "one call, each text once"
+    alone = [await exact.ask(**each) for each in good]
     together = [each for each in answers if isinstance(each, SearchResult)]
     assert [timeless(each) for each in together] == [timeless(each) for each in alone]
 
@@ -1323,10 +1327,10 @@ def tree_values(tree: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("shape", [{}, {"collapse": False}, {"min_relevance": 0.1}], ids=str)
-async def test_the_clusters_own_account_of_each_score(asker: Asker, shape: dict[str, Any]) -> None:
+async def test_the_clusters_own_account_of_each_score(exact: Asker, shape: dict[str, Any]) -> None:
     request: dict[str, Any] = {"decay": {**HALVING, "floor": 0.2}, "top_k": 12, **shape}
-    plain = await asker.ask(QUERY, **request, explain=True)
-    answer = await asker.ask(QUERY, **request, explain="cluster")
+    plain = await exact.ask(QUERY, **request, explain=True)
+    answer = await exact.ask(QUERY, **request, explain="cluster")
     explained = list(dict.fromkeys(ids(answer)))[:10]
     counted = 0
     for hit, without in zip(answer.hits, plain.hits, strict=True):
@@ -1348,7 +1352,7 @@ async def test_the_clusters_own_account_of_each_score(asker: Asker, shape: dict[
     assert counted > 12
     assert any("first 10 documents" in warning for warning in answer.warnings)
     assert answer.explain == plain.explain
-    short = await asker.ask(QUERY, **{**request, "top_k": 3}, explain="cluster")
+    short = await exact.ask(QUERY, **{**request, "top_k": 3}, explain="cluster")
     assert not [warning for warning in short.warnings if "account" in warning]
 
 
