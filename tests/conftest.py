@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import app
+from app import catalog, moves
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
@@ -65,6 +66,13 @@ def shared_data() -> Path:
 
 
 pytest_plugins = ["tests.nodes"]
+
+
+@pytest.fixture
+def patient_fences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets writers be kept out for as long as a busy machine needs to declare a key."""
+    monkeypatch.setattr(catalog, "IN_FENCE_S", 10.0)
+    monkeypatch.setattr(moves, "FENCE_TIMEOUT_S", 30.0)
 
 
 @pytest.fixture

@@ -578,6 +578,7 @@ async def test_what_needs_another_index_says_by_which_command_and_changes_nothin
 
 
 @NODE
+@pytest.mark.usefixtures("patient_fences")
 async def test_a_key_that_no_document_has_is_declared_in_place_and_one_that_some_have_is_not(
     cluster, templates, unique
 ):

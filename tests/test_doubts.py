@@ -27,7 +27,7 @@ from tests.fakes import EmbeddingServer, vector_of
 from tests.nodes import StandsBefore, written
 from tests.test_indexing import DIMS, World, indexer_of, now, now_us, statuses, world_on
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.usefixtures("patient_fences")]
 
 QUICK = Patience(budget_s=0.5, first_s=0.01)
 

@@ -15,7 +15,7 @@ from app.errors import ClusterUnavailable, Conflict, InvalidRequest, NotFound
 from tests.fakes import FarEnd, Reply
 from tests.nodes import written
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.usefixtures("patient_fences")]
 
 
 @pytest.fixture
@@ -320,8 +320,10 @@ async def test_a_change_whose_answer_is_lost_is_read_back_and_one_that_was_undon
         await catalog.put_synonyms(other, collection, [])
 
 
-async def test_what_is_sent_late_in_a_turn_has_less_time_and_nothing_is_sent_too_late():
-    now = asyncio.get_running_loop().time()
+async def test_what_is_sent_late_in_a_turn_has_less_time_and_nothing_is_sent_too_late(monkeypatch):
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
     for elapsed in (0.0, 10.0, turns.HELD_S - 2 * turns.LEAST_S - 0.5):
         call_s = turns.Turn("handbook", now - elapsed).call_s()
         # Its way into the cluster, and its wait for the master from then on.
