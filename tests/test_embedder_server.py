@@ -304,21 +304,29 @@ def test_sixty_four_at_once_get_each_their_own(url):
 
 
 def test_a_short_query_is_answered_while_a_big_batch_runs(url):
+    order = order_of_answers(url, 20)
+    if order != ["short", "short", "big"]:
+        # The machine may have paused for as long as that takes.
+        order = order_of_answers(url, 100)
+    assert order == ["short", "short", "big"]
+
+
+def order_of_answers(url: str, texts: int) -> list[str]:
+    """Send a batch of so many texts, and two short queries while it runs; return which were answered one after the other."""
     order: list[str] = []
 
     def big() -> None:
-        texts = [f"{number} {LONG}" for number in range(20)]
-        vectors_of(post(url, {"input": texts, "model": MODEL}))
+        vectors_of(post(url, {"input": [f"{number} {LONG}" for number in range(texts)], "model": MODEL}))
         order.append("big")
 
     thread = threading.Thread(target=big)
     thread.start()
-    until(lambda: waiting(url) > 0)
+    until(lambda: bool(order) or waiting(url) > 0)
     for _ in range(2):
         vectors_of(post(url, {"input": "query: short", "model": MODEL}))
         order.append("short")
     thread.join()
-    assert order == ["short", "short", "big"]
+    return order
 
 
 def test_what_a_vanished_client_asked_for_is_dropped(url):

@@ -223,7 +223,7 @@ def test_a_page_stays_with_its_arm_when_the_experiment_ends(client: httpx2.Clien
 async def logged(cluster: Cluster, search_id: str) -> dict[str, Any]:
     index = index_of(search_id)
     assert index is not None
-    for _ in range(40):
+    for _ in range(240):
         try:
             [found] = await cluster.mget(index, [search_id], timeout_s=30)
         except NotFound:  # the day's index is made with its first entry

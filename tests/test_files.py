@@ -34,7 +34,13 @@ DIMS = 16
 def service(node_url: str) -> Iterator[Running]:
     with EmbeddingServer(dims=DIMS) as embedding:
         settings = settings_for(
-            node_url, embedding.base_url, dims=DIMS, file_workers=1, max_concurrent_requests=8
+            node_url,
+            embedding.base_url,
+            dims=DIMS,
+            file_workers=1,
+            file_timeout_s=600,
+            file_wait_s=300,
+            max_concurrent_requests=8,
         )
         with serving(settings) as running:
             yield running

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -410,12 +411,16 @@ class Store:
             self.clashes += [ids & other for other in self.under_way if ids & other]
             self.under_way.append(ids)
             self.most = max(self.most, len(self.under_way))
-        if self.gated:
-            self.gate.acquire(timeout=2)
+        self.stay()
         with self.lock:
             self.under_way.remove(ids)
             self.batches.append(([document["id"] for document in documents], refresh))
         return {"items": [self.fate(document) for document in documents]}
+
+    def stay(self) -> None:
+        """Keep a request under way."""
+        if self.gated:
+            self.gate.acquire(timeout=2)
 
 
 def test_batches_are_bounded_by_count_and_bytes_and_the_last_one_refreshes(tmp_path: Path) -> None:
@@ -490,12 +495,19 @@ def test_reading_never_runs_far_ahead_of_sending(tmp_path: Path) -> None:
 
 
 def test_two_requests_are_under_way_at_once_and_no_more(tmp_path: Path) -> None:
-    store = Store()
-    store.gated = True
-    feeder = threading.Timer(0.5, store.gate.release, [100])
-    feeder.start()
+    class Pairs(Store):
+        pair = threading.Event()
+
+        def stay(self) -> None:
+            if len(self.under_way) == 2:
+                self.pair.set()
+            if not self.pair.wait(60):
+                self.pair.set()  # nor will the next ones come in pairs
+            # Room for a third.
+            time.sleep(0.1)
+
+    store = Pairs()
     _load(store, [{"id": str(number), "text": "x"} for number in range(12)], tmp_path, batch=2)
-    feeder.join()
     assert store.most == 2
 
 

@@ -104,6 +104,7 @@ def client(node_url: str) -> Iterator[httpx2.Client]:
             elasticsearch_url=node_url,
             elasticsearch_timeout_s=60,
             embedding_base_url=embedding.base_url,
+            embedding_query_timeout_s=60,
             embedding_model="far-end",
             embedding_dims=16,
             auto_create_collections=False,

@@ -322,7 +322,7 @@ async def test_a_passing_failure_is_tried_once_more(reply):
 
 
 @pytest.mark.parametrize(
-    "after", ["30", format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)], ids=["s", "date"]
+    "after", ["30", format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)], ids=["s", "date"]
 )
 async def test_a_retry_after_beyond_the_budget_is_not_waited_for(after):
     with FarEnd(lambda _: Reply(429, headers={"retry-after": after})) as server:

@@ -112,7 +112,10 @@ async def test_an_answer_that_can_not_be_used_is_one_error(
     assert caught.value.remedy
 
 
-async def test_a_dead_server_is_left_alone(rewriter: Rewriter, chat: ChatServer) -> None:
+async def test_a_dead_server_is_left_alone(
+    rewriter: Rewriter, chat: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriter.guard.breaker, "_first_open_s", 3_600)
     chat.script = [Reply(200, b"nothing")] * 5
     for n in range(5):
         with pytest.raises(RewriterFailed):
@@ -277,6 +280,7 @@ def test_the_service_is_wired_to_the_configured_model(node_url: str, chat: ChatS
             elasticsearch_url=node_url,
             elasticsearch_timeout_s=60,
             embedding_base_url=embedding.base_url,
+            embedding_query_timeout_s=60,
             embedding_model="far-end",
             embedding_dims=4,
             rewrite_url=chat.base_url,

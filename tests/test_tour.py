@@ -93,7 +93,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "COLUMNS": "140"},
+        env={**os.environ, "COLUMNS": "140", "HALFLIFE_EMBEDDING_QUERY_TIMEOUT_S": "60"},
     )
     shown = Running(process, data)
     reader = threading.Thread(target=shown.read)
