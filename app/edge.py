@@ -21,6 +21,7 @@ from app.addresses import is_loopback
 from app.breaker import Concurrency
 from app.errors import (
     DeadlineExceeded,
+    Ending,
     Forbidden,
     HalflifeError,
     InvalidRequest,
@@ -54,6 +55,8 @@ HELD_BODIES = 4
 bytes while it is cut, embedded and written (measured: 1,000 MB with 248 MB of bodies, 128 MB without)."""
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE"})
 """Methods whose routes read no body: they have their place at once."""
+RETURN_S = 2
+"""When a service that was told to end may be asked again: another one, or itself started anew."""
 SWALLOWED_S = 2.0
 SWALLOWED_BYTES = 64 * 2**20
 _CLOSE = (b"connection", b"close")
@@ -86,9 +89,12 @@ class Edge:
         budget_s: float = 10.0,
         most_pause_s: float = 20.0,
         max_held_bytes: int | None = None,
+        ending: asyncio.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`budget_s`: the time budget of a request that reads. `most_pause_s`: a sender that pauses longer is cut off.
+
+        `ending`: set when the service can wait no longer for what is under way, which is then dropped and told so.
 
         `max_held_bytes`: of the bodies of all requests that arrive or are answered; `HELD_BODIES` largest ones for None.
         """
@@ -98,6 +104,7 @@ class Edge:
         self._guard = guard
         self._budget_s = budget_s
         self._most_pause_s = most_pause_s
+        self._ending = asyncio.Event() if ending is None else ending
         self._clock = clock
         self._room = _Room(
             most=max_concurrent,
@@ -262,34 +269,43 @@ class Edge:
         work = asyncio.ensure_future(self._app(scope, intake.receive, noting))
         left = asyncio.ensure_future(intake.left())
         coming = asyncio.ensure_future(intake.came())
+        over = asyncio.ensure_future(self._ending.wait())
         failure: HalflifeError | None = None
         try:
             if not place.answered:
-                await asyncio.wait({work, coming}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({work, coming, over}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(
-                {work, left},
+                {work, left, over},
                 timeout=max(0.0, state["deadline"] + GRACE_S - self._clock()),
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            # Writes are finished whatever happens here: cut off halfway, nobody could say what is stored.
-            if not work.done() and not started and state.get("abandonable"):
+            if started or not state.get("abandonable"):
+                # Writes are finished whatever their callers do: cut off halfway, nobody could say what is stored.
+                await asyncio.wait({work, over}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+            else:
                 work.cancel()
                 await asyncio.wait({work})
-                if not left.done():
+                if over.done():
+                    failure = Ending(
+                        "the service was told to end before the request was finished",
+                        remedy="send it again after the pause; what was stored of it stays stored",
+                        retry_after_s=RETURN_S,
+                    )
+                elif not left.done():
                     failure = DeadlineExceeded(
                         "there was no answer within the request's time budget",
                         remedy="ask for less, or give it more time",
                         retry_after_s=1,
                     )
-            else:
-                await work
         except (_BodyLarge, _BodySlow, Overloaded):
             pass
         finally:
             place.leave()
-            for task in (work, left, coming):
+            for task in (work, left, coming, over):
                 task.cancel()
-            await asyncio.gather(work, left, coming, return_exceptions=True)
+            await asyncio.gather(work, left, coming, over, return_exceptions=True)
         failure = failure or intake.failure
         if failure is not None and not started:
             cut_off = isinstance(failure, _BodyLarge | _BodySlow)

@@ -126,6 +126,13 @@ class Overloaded(HalflifeError):
     title = "Too many requests at once"
 
 
+class Ending(Unavailable):
+    """The service is told to end and could not finish the request before; what it stored of it stays stored."""
+
+    code = "service-ending"
+    title = "The service is ending"
+
+
 class ClusterUnavailable(Unavailable):
     """Elasticsearch cannot be reached or answered that it can't serve now."""
 

@@ -140,6 +140,8 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router)
     install_handlers(app)
     openapi.install(app)
+    # Set by who serves, when what is under way can't be waited for any longer.
+    app.state.ending = asyncio.Event()
     app.add_middleware(
         Edge,
         max_body_bytes=settings.max_body_bytes,
@@ -149,6 +151,7 @@ def create_app(settings: Settings) -> FastAPI:
         budget_s=_budget_s(settings),
         most_pause_s=settings.max_body_pause_s,
         max_held_bytes=settings.max_held_bytes,
+        ending=app.state.ending,
     )
     app.add_middleware(Metering)
     return app

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # With the pause before it and the closing of what is open (3 s at most), within the ten seconds that orchestrators wait.
 _DRAIN_S = 6
+# Before that is over, requests that are not finished are told so: uvicorn would cut them off with a bare 500.
+_ANSWER_WITHIN_S = 5
 # Longer than clients keep idle connections, lest they write into one that is being closed.
 _KEEP_ALIVE_S = 75
 
@@ -301,6 +303,11 @@ def _draining(config: "uvicorn.Config", application: "FastAPI", pause_s: float) 
     import uvicorn
 
     class Draining(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            telling = asyncio.get_running_loop().call_later(_ANSWER_WITHIN_S, application.state.ending.set)
+            await super().shutdown(sockets)
+            telling.cancel()
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             service = getattr(application.state, "service", None)
             if service is None or not service.ready or pause_s <= 0:

@@ -19,6 +19,7 @@ from app.errors import HalflifeError
 from app.keys import Keyring, hash_of, parse_keys
 from app.limits import Buckets, Limits
 from app.metering import Metering
+from scripts import serving
 from scripts.serving import impatient
 
 Message = dict[str, Any]
@@ -426,6 +427,66 @@ async def test_who_is_cancelled_takes_the_work_along():
     with pytest.raises(asyncio.CancelledError):
         await served
     assert work.ended == "cancelled"
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["a write", "a read"])
+async def test_what_cannot_be_finished_before_the_service_ends_is_told_so(reads):
+    ending = asyncio.Event()
+    work, call = Slow(reads=reads), Call()
+    guarded = edge(work, ending=ending)
+    served = asyncio.create_task(call.to(guarded))
+    await work.begun.wait()
+    ending.set()
+    await asyncio.wait_for(served, 5)
+    assert (call.status, call.problem, call.headers["retry-after"]) == (503, "service-ending", "2")
+    assert "what was stored of it stays stored" in call.body["remedy"]
+    assert (work.ended, guarded.load) == ("cancelled", (0, 0, 0))
+
+
+async def test_a_body_that_still_arrives_when_the_service_ends_is_not_waited_for():
+    ending, call = asyncio.Event(), Call(chunks=[b"x", b"y"])
+    call.pause_s = 60
+    served = asyncio.create_task(call.to(edge(ending=ending)))
+    await asyncio.sleep(0.05)
+    ending.set()
+    await asyncio.wait_for(served, 5)
+    assert (call.status, call.problem) == (503, "service-ending")
+
+
+async def test_the_server_tells_what_it_cannot_finish_before_it_cuts_it_off(caplog, monkeypatch):
+    monkeypatch.setattr(serving, "_ANSWER_WITHIN_S", 0.1)
+    app = FastAPI()
+    app.state.ending = asyncio.Event()
+    begun = asyncio.Event()
+
+    @app.post("/v1/x")
+    async def store() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    guard = Guard(keys=lambda: None, now_ms=lambda: 0)
+    app.add_middleware(
+        Edge,
+        max_body_bytes=1_000,
+        max_concurrent=4,
+        new_id=lambda: "id",
+        guard=guard,
+        ending=app.state.ending,
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=30)
+    server = serving._draining(config, app, 0)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n")
+    await begun.wait()
+    server.should_exit = True
+    told = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    await asyncio.wait_for(running, 20)
+    assert told.startswith(b"HTTP/1.1 503 ")
+    assert b"problem+json" in told
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_load_is_shed_and_places_are_given_back():
