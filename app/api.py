@@ -7,6 +7,7 @@ here, with the field's name and a remedy, in RFC 9457 form. Nothing of a body is
 import difflib
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,8 +21,11 @@ from fastapi.routing import APIRoute
 from fastapi.security import SecurityScopes
 from fastapi.security.base import SecurityBase
 from pydantic import BaseModel
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
+from starlette.types import Scope as ConnectionScope
 
 from app import catalog, indexing, observing, watching
 from app import search as searching
@@ -70,7 +74,33 @@ def check_parameters(request: Request) -> None:
             )
 
 
-health = APIRouter(dependencies=[Depends(check_parameters)])
+class _Id(PathConvertor):
+    regex = "(?s:.*)"
+
+
+register_url_convertor("id", _Id())
+"""`{document_id:id}` in a route takes line feeds too, which the framework's `path` does not."""
+
+
+class WholePath(APIRoute):
+    """A route that takes a path whole or not at all: the framework's patterns pass over a line feed at its end."""
+
+    def matches(self, scope: ConnectionScope) -> tuple[Match, ConnectionScope]:
+        """Match as the framework does, but only a path that is the same when its parameters are put back in."""
+        match, found = super().matches(scope)
+        if match is not Match.NONE:
+            path: str = scope["path"]
+            if not path.endswith(self.path_format.format(**found["path_params"])):
+                return Match.NONE, {}
+        return match, found
+
+
+def make_router() -> APIRouter:
+    """Return a router whose routes take whole paths, and the query parameters they know."""
+    return APIRouter(route_class=WholePath, dependencies=[Depends(check_parameters)])
+
+
+health = make_router()
 
 
 @dataclass(slots=True)
@@ -304,7 +334,7 @@ class _Framework(HalflifeError):
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Turn every failure, the framework's included, into problem details."""
+    """Turn every failure, the framework's included, into problem details; what is no path of ours is one, to the letter."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, HalflifeError)
@@ -345,6 +375,10 @@ def install_handlers(app: FastAPI) -> None:
         made = HalflifeError("something went wrong on our side", remedy="report it with this request_id")
         return problem(made, request_id=request_id_of(request))
 
+    for route in app.routes:
+        # The framework's own, of the documentation.
+        if type(route) is Route:
+            route.path_regex = re.compile(f"{route.path_regex.pattern.removesuffix('$')}\\Z")
     app.add_exception_handler(HalflifeError, ours)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(RequestValidationError, parameters)

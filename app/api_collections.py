@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from app import catalog
 from app.api import (
     JSON,
     answer,
-    check_parameters,
     fence_of,
     key_of,
     known_of,
+    make_router,
     needs,
     reached,
     read_json,
@@ -30,7 +30,7 @@ from app.errors import InvalidRequest, SchemaMismatch
 from app.refusals import parse
 from app.values import ItemError
 
-router = APIRouter(dependencies=[Depends(check_parameters)])
+router = make_router()
 
 
 @router.get(

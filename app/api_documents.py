@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jiter
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 from starlette.datastructures import UploadFile
 
 from app import cursor as cursors
@@ -12,12 +12,12 @@ from app import files, indexing
 from app.answers import BulkResult, Deletion, DocumentPage, FilesResult, StoredDocument
 from app.api import (
     answer,
-    check_parameters,
     collection_of,
     condition_of,
     fence_of,
     key_of,
     known_of,
+    make_router,
     needs,
     reached,
     read_json,
@@ -32,7 +32,7 @@ from app.refusals import parse
 from app.times import to_ms
 from app.writing import DeleteDocuments, FileForm, PatchDocuments, Refresh, Upsert
 
-router = APIRouter(dependencies=[Depends(check_parameters)])
+router = make_router()
 
 
 LIST_KEEP_ALIVE_S = 120.0
@@ -330,7 +330,7 @@ def _filter(text: str) -> dict[str, Any]:
 
 
 @router.get(
-    DOCUMENTS + "/{document_id:path}",
+    DOCUMENTS + "/{document_id:id}",
     tags=["documents"],
     summary="Get a document",
     response_model=StoredDocument,
@@ -352,7 +352,7 @@ async def get_document(request: Request, collection: str, document_id: str) -> R
 
 
 @router.delete(
-    DOCUMENTS + "/{document_id:path}",
+    DOCUMENTS + "/{document_id:id}",
     tags=["documents"],
     summary="Delete a document",
     response_model=Deletion,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Request, Response
 
 from app import cursor as cursors
 from app import observing
@@ -13,12 +13,12 @@ from app.api import (
     JSON,
     answer,
     caller_of,
-    check_parameters,
     collection_of,
     condition_of,
     key_id_of,
     key_of,
     log,
+    make_router,
     needs,
     read_json,
     request_id_of,
@@ -34,7 +34,7 @@ from app.refusals import parse
 from app.searchlog import Asked
 from app.times import to_ms
 
-router = APIRouter(dependencies=[Depends(check_parameters)])
+router = make_router()
 
 
 @router.post(

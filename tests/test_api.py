@@ -385,6 +385,64 @@ def test_ids_bc38_every_id_round_trips_and_deletes_itself(client, collection):
     assert gone.json()["deleted"] == 1
 
 
+LINE_FEEDS = ["a", "a\n", "\na", "a\nb", "\n", "\n\n", "a\r\n", "a\u2028", "a/\n/b\n", "delete\n"]
+
+
+def test_ids_with_line_feeds_are_reached_as_themselves(client, collection):
+    base = f"/v1/collections/{collection}/documents"
+    upsert(
+        client,
+        collection,
+        *({"id": id_, "text": f"ordinary words {at}"} for at, id_ in enumerate(LINE_FEEDS)),
+    )
+    for id_ in LINE_FEEDS:
+        assert client.get(f"{base}/{quote(id_, safe='')}").json()["id"] == id_
+        told = client.post("/v1/why", json={"collection": collection, "query": "ordinary words", "id": id_})
+        assert (told.json()["exists"], told.json()["rank"] is not None) == (True, True)
+        changed = client.patch(
+            base, json={"documents": [{"id": id_, "source": f"of {id_}"}], "refresh": "true"}
+        )
+        assert changed.json()["items"][0]["status"] == "updated"
+    for id_ in reversed(LINE_FEEDS):
+        assert client.get(f"{base}/{quote(id_, safe='')}").json()["source"] == f"of {id_}"
+    for at, id_ in enumerate(LINE_FEEDS[1:], start=1):
+        assert (
+            client.delete(f"{base}/{quote(id_, safe='')}", params={"refresh": "true"}).json()["deleted"] == 1
+        )
+        listed = client.get(base).json()["documents"]
+        assert {each["id"] for each in listed} == {"a", *LINE_FEEDS[at + 1 :]}
+        problem(client.get(f"{base}/{quote(id_, safe='')}"), 404, "id")
+
+
+PATHS = [
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+    "/v1/collections",
+    "/v1/collections/{}/documents",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_that_ends_in_a_line_feed_is_another_one(client, collection, path):
+    path = path.format(collection)
+    assert client.get(path).status_code == 200
+    for added in ("%0A", "%0D%0A", "%0A%0A", "%E2%80%A8"):
+        assert client.get(path + added).status_code == 404
+    for method, path in (("POST", "/v1/search"), ("PATCH", f"/v1/collections/{collection}/documents")):
+        assert client.request(method, path + "%0A", json={}).status_code == 404
+    # Names take no line feed; what ends in one can only be a document, which nobody posts to.
+    assert client.get(f"/v1/collections/{collection}%0A").status_code == 422
+    assert (
+        client.post(
+            f"/v1/collections/{collection}/documents/delete%0A", json={"delete_all": True}
+        ).status_code
+        == 405
+    )
+
+
 def test_ids_two_dots_are_refused_and_reach_nothing(client, collection):
     upsert(client, collection, {"id": "kept", "text": "kept"})
     answer = client.post(

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx2
 import pytest
@@ -271,6 +272,17 @@ def test_a_foreign_document_is_got_and_deleted_as_missing(a, b, root, shared, me
         name: len(value) for name, value in missing.headers.items() if name != "ratelimit"
     }
     assert root.get(path + id_).status_code == 200
+
+
+@pytest.mark.parametrize("id_", ["a0%0A", "%0Ab0", "b0%0A", "b0%0Ab0"])
+def test_a_line_feed_in_an_id_reaches_no_other_document(a, root, shared, id_):
+    path = f"/v1/collections/{shared}/documents/"
+    stored = {"documents": [document(unquote(id_), "b")], "refresh": "true"}
+    assert root.post(path.rstrip("/"), json=stored).json()["failed"] == 0
+    for method in ("GET", "DELETE"):
+        assert without_id(a.request(method, path + id_)) == without_id(a.request(method, path + "zzz"))
+    for kept in ("a0", "b0", id_):
+        assert root.get(path + kept).json()["id"] == unquote(kept)
 
 
 def test_a_list_holds_and_counts_the_keys_own(a, shared):
