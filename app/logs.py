@@ -19,6 +19,11 @@ _QUIET: Final = ("httpx2", "httpcore2", "elastic_transport", "opentelemetry")
 """Libraries whose line for every request would be ours told twice."""
 
 
+def _first_failure(record: logging.LogRecord) -> bool:
+    """Let through of a node's failures the first in a row alone: where it stays away, each look at it would be a line."""
+    return not (isinstance(record.args, tuple) and len(record.args) == 3 and record.args[1] != 1)
+
+
 class _RequestId(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         request_id = observing.request_id.get()
@@ -58,3 +63,4 @@ def configure(form: Format, level: str, *, requests: bool) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler(form)], force=True)
     for name in (*_QUIET, *(() if requests else ("halflife.access",))):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("elastic_transport.node_pool").addFilter(_first_failure)

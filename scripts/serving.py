@@ -12,10 +12,11 @@ import errno
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,9 +57,41 @@ class StartFailed(HalflifeError):
 
 
 class _Start:
-    """How the service's start went: the failure, where it is one of ours."""
+    """How the service's start went: the failure, where it is one of ours; and whether it was told to end before."""
 
-    failure: HalflifeError | None = None
+    def __init__(self) -> None:
+        self.failure: HalflifeError | None = None
+        self.told: int | None = None
+        """The signal by which it was told to end."""
+        self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def give_up(self, sig: int) -> None:
+        """End the start, which may wait long for what it needs; nothing once it is over. For a signal's handler."""
+        if self._waiting is not None:
+            self.told = sig
+            loop, task = self._waiting
+            loop.call_soon_threadsafe(task.cancel)
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Note the failure of what is started in the block. Raises StartFailed where it was given up."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting = asyncio.get_running_loop(), task
+        try:
+            yield
+        except HalflifeError as failure:
+            self.failure = failure
+            raise
+        except asyncio.CancelledError:
+            if self.told is None:
+                raise
+            task.uncancel()
+            logging.getLogger("halflife").info("told to end while it was starting")
+            self.failure = StartFailed("it was told to end while it was starting")
+            raise self.failure from None
+        finally:
+            self._waiting = None
 
 
 def read_settings() -> "Settings":
@@ -145,7 +178,8 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish the requests under way. What is given overrides the settings.
 
-    At the signal `/readyz` turns red, HALFLIFE_DRAIN_S later the service stops listening, and within 9 s more it ends.
+    At the signal `/readyz` turns red, HALFLIFE_DRAIN_S later the service stops listening, and within 9 s more it ends;
+    one that still waits for what it needs ends at once.
 
     Raises a HalflifeError with the remedy if the service can't start; call in the main thread.
     """
@@ -180,10 +214,13 @@ def serve(
     for line in without_effect(os.environ):
         logging.getLogger("halflife").warning("%s", line)
     with listen(host, port) as sock:
-        server = _draining(config, application, settings.drain_s)
+        server = _draining(config, application, settings.drain_s, start)
         # uvicorn ends the program by itself where the start failed, having logged why.
         with contextlib.suppress(SystemExit):
             server.run(sockets=[sock])
+    if start.told is not None:
+        # As uvicorn does after it served: who waits for this process sees that it ended as told.
+        signal.raise_signal(start.told)
     if start.failure is not None:
         raise start.failure
     if not server.started:
@@ -298,7 +335,9 @@ def impatient(patience_s: float) -> "type[asyncio.Protocol]":
     return Impatient
 
 
-def _draining(config: "uvicorn.Config", application: "FastAPI", pause_s: float) -> "uvicorn.Server":
+def _draining(
+    config: "uvicorn.Config", application: "FastAPI", pause_s: float, start: _Start
+) -> "uvicorn.Server":
     """Return a server that goes on serving for a moment after the signal, so that load balancers see it leave."""
     import uvicorn
 
@@ -313,6 +352,7 @@ def _draining(config: "uvicorn.Config", application: "FastAPI", pause_s: float) 
             if service is None or not service.ready or pause_s <= 0:
                 # A second signal, or one before it served: at once.
                 super().handle_exit(sig, frame)
+                start.give_up(sig)
                 return
             service.ready = False
             leave = super().handle_exit
@@ -361,11 +401,8 @@ def _tell_failures_apart(application: "FastAPI", start: _Start) -> None:
     @contextlib.asynccontextmanager
     async def noting(app: "FastAPI") -> AsyncIterator[Any]:
         async with contextlib.AsyncExitStack() as stack:
-            try:
+            with start.under_way():
                 state = await stack.enter_async_context(lifespan(app))
-            except HalflifeError as failure:
-                start.failure = failure
-                raise
             yield state
 
     application.router.lifespan_context = noting

@@ -475,7 +475,7 @@ async def test_the_server_tells_what_it_cannot_finish_before_it_cuts_it_off(capl
     )
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=30)
-    server = serving._draining(config, app, 0)
+    server = serving._draining(config, app, 0, serving._Start())
     running = asyncio.create_task(server.serve(sockets=[listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n")

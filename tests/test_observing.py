@@ -602,3 +602,42 @@ def test_sigterm_turns_readiness_red_and_answers_what_is_under_way(node_url, emb
         _, told = process.communicate()
     lines = [json.loads(line) for line in told.decode().splitlines() if line.startswith("{")]
     assert any(line["message"].startswith("ready: ") for line in lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_waits_is_ended_by_a_signal(number):
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HALFLIFE_")},
+        "HALFLIFE_ELASTICSEARCH_URL": f"http://127.0.0.1:{free_port()}", "HALFLIFE_STARTUP_WAIT_S": "600",
+    }  # fmt: skip
+    process = subprocess.Popen(
+        python_command("scripts.cli", "serve", "--port", "0"), stderr=subprocess.PIPE, env=environment
+    )
+    assert process.stderr is not None
+    lines = []
+    try:
+        for line in process.stderr:
+            lines.append(line.decode())
+            if "waiting for Elasticsearch" in lines[-1]:
+                break
+        process.send_signal(number)
+        _, rest = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    told = "".join(lines) + rest.decode()
+    assert process.returncode == (-signal.SIGTERM if number == signal.SIGTERM else 130)
+    assert "told to end while it was starting" in told
+    assert "Traceback" not in told
+
+
+def record(count: int) -> logging.LogRecord:
+    told = "Node %r has failed for %i times in a row, putting on %i second timeout"
+    return logging.LogRecord(
+        "elastic_transport.node_pool", logging.WARNING, "", 0, told, ("node", count, 1), None
+    )
+
+
+def test_a_node_that_stays_away_is_told_once():
+    passed = [logs._first_failure(record(count)) for count in (1, 2, 47)]
+    assert passed == [True, False, False]
