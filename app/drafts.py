@@ -125,6 +125,7 @@ def _of_row(row: Row, found: Extracted, *, name: str, given: Mapping[str, Any], 
         document["metadata"] = metadata
     warnings = [
         *found.warnings,
+        *row.warnings,
         *misnamed(row.values, document, names, table=found.kind == "csv", columns=found.columns),
     ]
     return Draft(document, row=row.number, warnings=warnings)

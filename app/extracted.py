@@ -38,6 +38,7 @@ class Row:
     number: int
     values: Json | None = None
     fault: str | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

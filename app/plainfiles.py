@@ -2,10 +2,12 @@
 
 import csv
 import io
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from app.decoding import decode
 from app.errors import UnreadableFile
@@ -42,13 +44,16 @@ def csv_rows(
     `columns` gets the columns' names before the first row comes.
     The delimiter is a comma, a semicolon, a tab or a bar: whichever the first line has most of.
     """
-    csv.field_size_limit(2**27)
+    csv.field_size_limit(_LONGEST_CELL)
     first = stream.readline()
     delimiter = "\t" if tab else max(",;\t|", key=first.count)
-    reader = csv.reader(_chained(first, stream), delimiter=delimiter)
+    lines = _Lines(first, stream)
+    reader = csv.reader(lines, delimiter=delimiter)
     header = [cell.strip() for cell in next(reader, [])]
     if not any(header):
         raise UnreadableFile("the table has no header", remedy="name the columns in its first line")
+    if fault := _open_quote(lines.taken, delimiter, at_end=lines.ended):
+        raise UnreadableFile(f"the table's header {fault}")
     twice = {cell for cell, times in Counter(header).items() if cell and times > 1}
     if twice:
         raise UnreadableFile(f"two columns are called '{min(twice)[:60]}'", remedy="give each its own name")
@@ -57,10 +62,15 @@ def csv_rows(
     number = 1
     while True:
         number += 1
+        lines.taken.clear()
         try:
             cells = next(reader, None)
-        except csv.Error as cause:
-            yield Row(number, fault=f"can't be read: {cause}")
+        except csv.Error:
+            yield Row(
+                number,
+                fault=f"holds a cell of more than {_LONGEST_CELL} characters, and no row after it is read; is a quote "
+                "not closed?",
+            )
             return
         if cells is None:
             return
@@ -70,6 +80,9 @@ def csv_rows(
             raise UnreadableFile(
                 f"the table has more than {most} rows", remedy="split it, or use `halflife load`"
             )
+        if fault := _open_quote(lines.taken, delimiter, at_end=lines.ended):
+            yield Row(number, fault=fault)
+            continue
         if len(cells) > len(header):
             yield Row(number, fault=f"has {len(cells)} cells, and the header names {len(header)} columns")
             continue
@@ -80,12 +93,80 @@ def csv_rows(
                 for column, cell in zip(header, cells, strict=False)
                 if column and (value := cell.strip())
             },
+            warnings=_rows_within(cells, delimiter, width=len(header)),
         )
 
 
-def _chained(first: str, rest: io.TextIOBase) -> Iterator[str]:
-    yield first
-    yield from rest
+_LONGEST_CELL: Final = 2**27
+
+
+class _Lines:
+    """The lines of a table as its reader takes them; `taken` are those since it was emptied, `ended` that none is left."""
+
+    def __init__(self, first: str, rest: io.TextIOBase) -> None:
+        self.taken: list[str] = []
+        self.ended = False
+        self._lines = itertools.chain([first], rest)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines, None)
+        if line is None:
+            self.ended = True
+            raise StopIteration
+        self.taken.append(line)
+        return line
+
+
+def _open_quote(lines: Sequence[str], delimiter: str, *, at_end: bool) -> str | None:
+    """Return the fault of a row, given its lines, whose quote was forgotten, so that it takes rows after it for its cell.
+
+    That is one in which the file ends, and one that goes over several lines and is closed in the midst of a cell: where a
+    later row opens a quote of its own. Within a line, the same is forgiven, as spreadsheets do.
+    """
+    if at_end:
+        over = f"the {len(lines) - 1} lines after it" if len(lines) > 1 else "the file's end"
+        return f'has a quote (") that is opened and not closed, and takes {over} for its cell: {_CLOSE}'
+    if len(lines) < 2:
+        return None
+    try:
+        # Blanks behind a quoted cell are harmless.
+        list(csv.reader((_BLANKS.sub('"', line) for line in lines), delimiter=delimiter, strict=True))
+    except csv.Error:
+        return (
+            f'has a quote (") that is opened and closed {len(lines) - 1} lines later, in the midst of a cell, and takes '
+            f"what is between for one: {_CLOSE}"
+        )
+    return None
+
+
+_BLANKS: Final = re.compile(r'"[ ]+(?=[,;|\t\r\n]|$)')
+_CLOSE: Final = 'close it, or write it twice ("") within a quoted cell'
+
+
+def _rows_within(cells: Sequence[str], delimiter: str, *, width: int) -> list[str]:
+    """Return the warning of a row whose quoted cell holds what looks like the rows after it.
+
+    Each of its later lines has as many cells as the header, and the first of them is written like the row's own.
+    """
+    for place, cell in enumerate(cells):
+        if "\n" not in cell.strip() or width < 2:
+            continue
+        later = cell.strip().splitlines()[1:]
+        # What stands before the cell was cut off from the first line, what stands behind it from the last.
+        inner = [each.split(delimiter) for each in later]
+        whole = all(len(each) == width for each in inner[:-1]) and len(inner[-1]) == place + 1
+        if whole and all(_shape(each[0]) == _shape(cells[0]) for each in inner):
+            told = f"a quoted cell holds {len(inner)} lines that look like rows of their own"
+            return [f'{told}: if a quote (") was opened by mistake, they are not loaded as rows']
+    return []
+
+
+def _shape(text: str) -> str:
+    """Return how a cell is written: digits as 0, letters as a, runs as one."""
+    return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "0", text.strip().strip('"')))
 
 
 def read_lines(data: bytes, name: str, limits: Limits) -> Extracted:

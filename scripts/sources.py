@@ -378,10 +378,10 @@ def read_table(source: Source, names: Names) -> Iterator[Read]:
                     yield Read(where, size, fault=str(fault))
                 else:
                     # Of all rows alike: the first one's is enough.
-                    warnings: tuple[str, ...] = ()
+                    warnings = tuple(row.warnings)
                     if not told:
                         unsure = guessed(encoding if by_guess else None)
-                        warnings = (
+                        warnings += (
                             *unsure,
                             *misnamed(row.values, document, names, table=True, columns=columns),
                         )

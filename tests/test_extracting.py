@@ -175,6 +175,48 @@ def test_a_row_that_does_not_fit_is_its_own_fault() -> None:
     assert [(row.number, row.fault is None) for row in rows] == [(2, False), (3, True)]
 
 
+QUOTES = {
+    "never closed": (b'6,six\n7,"seven\n8,eight\n9,nine\n', ["6", None], "takes the 2 lines after it"),
+    "never closed, in the last line": (b'6,six\n7,"seven', ["6", None], "takes the file's end"),
+    "closed where a later row opens one": (b'7,"seven\n8,eight\n9,"nine"\n10,ten\n', [None, "10"], "2 lines later"),
+    "closed as it should be": (b'7,"se""v,en\nand\n more" \n8,"eight"\n', ["7", "8"], ""),
+    "forgiven within a line": (b'7,"seven" of them\n8,5" wide\n', ["7", "8"], ""),
+    "an open one in a blank last line": (b'7,seven\n"', ["7"], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data, ids, told", QUOTES.values(), ids=QUOTES.keys())
+def test_a_row_that_swallows_others_by_a_forgotten_quote_is_a_fault(
+    data: bytes, ids: list[str | None], told: str
+) -> None:
+    rows = extract(b"id,text\n" + data, name="t.csv").rows
+    assert rows is not None
+    assert [row.values and row.values["id"] for row in rows] == ids
+    assert told in "".join(row.fault or "" for row in rows)
+    assert [row.warnings for row in rows] == [[]] * len(rows)
+
+
+def test_a_header_with_a_forgotten_quote_is_refused() -> None:
+    with pytest.raises(UnreadableFile, match="header has a quote"):
+        extract(b'id,"text\n1,one\n', name="t.csv")
+
+
+@pytest.mark.parametrize(
+    "cell, warned",
+    [
+        ("seven\n8,eight\n9,nine", True),
+        ("seven\n8,eight,8\n9,nine", False),
+        ("two offices:\nBerlin, Germany\nParis, France", False),
+        ("words\nand words", False),
+    ],
+)
+def test_a_cell_that_looks_like_rows_is_warned_of(cell: str, warned: bool) -> None:
+    rows = extract(f'id,text\n7,"{cell}"\n10,ten\n'.encode(), name="t.csv").rows
+    assert rows is not None
+    assert [row.values["id"] for row in rows if row.values] == ["7", "10"]
+    assert ["look like rows" in " ".join(row.warnings) for row in rows] == [warned, False]
+
+
 def test_lines_of_json_are_rows_and_a_bad_one_its_own_fault() -> None:
     rows = extract(b'{"id": 1}\n\n{nope\n{"id": 2}', name="t.jsonl").rows
     assert rows is not None

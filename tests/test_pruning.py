@@ -164,6 +164,10 @@ def _refused_document(folder: Path, patch: pytest.MonkeyPatch) -> None:
     write(folder, {"bad.jsonl": '{"id": "x", "text": "x", "salience": -1}'})
 
 
+def _unclosed_quote(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    write(folder, {"bad.csv": 'id,text\n7,"seven\n8,eight\n'})
+
+
 def _unreadable_file(folder: Path, patch: pytest.MonkeyPatch) -> None:
     (folder / "bad.md").write_bytes(b"words\0")
 
@@ -184,7 +188,7 @@ def _other_source(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("harm, told", [
-    (_unreadable_line, "not JSON"), (_refused_document, "salience"), (_unreadable_file, "bad.md"),
+    (_unreadable_line, "not JSON"), (_unclosed_quote, "bad.csv:2: has a quote"), (_refused_document, "salience"), (_unreadable_file, "bad.md"),
     (_unsearchable_folder, "sub: can't be read"), (_other_source, "its own `source` is 'wiki' and not 'docs'"),
 ])  # fmt: skip
 def test_any_failure_stops_it(
