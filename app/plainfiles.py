@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -204,6 +205,12 @@ def parse_line(line: bytes) -> Json:
         raise ValueError(f"not JSON: {cause.msg} at character {cause.pos + 1}{hint}") from cause
     except RecursionError as cause:
         raise ValueError("nested too deeply") from cause
+    except ValueError as cause:
+        if "int_max_str_digits" not in str(cause):
+            raise
+        # Python's own words speak of its settings.
+        most = sys.get_int_max_str_digits()
+        raise ValueError(f"holds a number of more than {most} digits: write it as text") from cause
     if not isinstance(value, dict):
         raise ValueError(
             f"a line is one JSON object, this is {'an array' if isinstance(value, list) else type(value).__name__}"

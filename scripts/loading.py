@@ -233,7 +233,7 @@ class Loader:
                 self._fail(failure)
                 self._progress(self.tally)
                 continue
-            length = len(item.document.get("text") or "") + len(item.document.get("title") or "")
+            length = sum(_chars(item.document.get(name)) for name in ("text", "title"))
             if batch and (len(batch) >= self._batch or size + length > self._batch_bytes or _id(item) in ids):
                 yield batch
                 batch, ids, size = [], set(), 0
@@ -319,6 +319,10 @@ class Loader:
                 told=self._report,
             )
         except ApiProblem as problem:
+            items = problem.problem.get("items")
+            if problem.status == 422 and isinstance(items, list) and len(items) == len(documents):
+                # None of them is valid, each for its own reason: the next ones may be.
+                return items
             if problem.status != 413:
                 raise
             if len(documents) == 1:
@@ -368,6 +372,11 @@ def _unsendable(item: Read, document: Json) -> Failure | None:
             continue
         return Failure.of(item.where, _id(item), f"{name}: {reason}", remedy)
     return Failure.of(item.where, _id(item), "can't be written as JSON", "store it flatter")
+
+
+def _chars(value: object) -> int:
+    """Return how long a field is; what is no text is for the API to refuse, with its reason."""
+    return len(value) if isinstance(value, str) else 0
 
 
 def _printable(text: str) -> str:

@@ -110,6 +110,10 @@ BAD_LINES = {
     "no date": (b'{"id": "a", "text": "x", "created_at": "yesterday"}', "creation_time"),
     "metadata that is none": (b'{"id": "a", "text": "x", "metadata": "k"}', "metadata"),
     "nested without end": (b"[" * 100_000, "nested too deeply"),
+    "a number without end": (
+        b'{"id": "a", "n": ' + b"9" * 5_000 + b"}",
+        "more than 4300 digits: write it as text",
+    ),
 }
 
 

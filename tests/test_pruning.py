@@ -214,6 +214,35 @@ def test_any_failure_stops_it(
     assert stored(service, collection) == sorted([*TEN, "sub/a.md"])
 
 
+def test_documents_of_which_none_is_valid_are_told_one_by_one_and_the_rest_is_stored(
+    service: Running, collection: str, load: Load, tmp_path: Path
+) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"text": 5},
+        {"title": True},
+        {"text": ["x"]},
+        {"text": {"a": 1}, "title": 1.5},
+        {"text": " "},
+    ]
+    lines = [{"id": str(number), **fields} for number, fields in enumerate([*wrong, {"text": "fine"}])]
+    write(tmp_path, {"lines.jsonl": "".join(json.dumps(line) + "\n" for line in lines)})
+    for batch in (1, 5):
+        done = load(tmp_path, "--batch", batch, "--failures", tmp_path / "failures", source=None, prune=False)
+        assert done.exit_code == cli.FAILED
+        told = [json.loads(line) for line in (tmp_path / "failures").read_text().splitlines()]
+        told.sort(key=lambda each: each["where"])
+        assert [each["where"] for each in told] == [f"{tmp_path}/lines.jsonl:{n}" for n in range(1, 6)]
+        assert [each["reason"] for each in told[:3]] == [
+            "`text` must be text, not a number", "`title` must be text, not true", "`text` must be text, not a list",
+        ]  # fmt: skip
+        assert "blank" in told[4]["reason"]
+        assert stored(service, collection) == ["5"]
+    tried = load(tmp_path, "--dry-run", source=None, prune=False)
+    assert "6 documents read, 0 failed" in tried.stdout
+    # What keeps all out for one cause ends the load: none would fare better.
+    assert load(tmp_path, "--batch", 1, source=None, prune=False, key="hlf_nobody").exit_code == cli.FAILED
+
+
 def test_what_is_there_and_passed_over_keeps_its_documents(
     service: Running, collection: str, load: Load, tmp_path: Path
 ) -> None:
