@@ -51,8 +51,7 @@ async def post_search(request: Request) -> Response:
         return await _page(request, parse(NextPage, body))
     if isinstance(body, dict) and "queries" in body:
         return await _batch(request, parse(SearchBatch, body))
-    search = parse(Search, body)
-    service_of(request).limits.check_search(search)
+    search = service_of(request).limits.check_search(parse(Search, body))
     _check_allowed(request, search)
     [result] = await _search(request, [search], await collection_of(request, search.collection))
     if isinstance(result, HalflifeError):
@@ -144,7 +143,7 @@ async def _batch(request: Request, batch: SearchBatch) -> Response:
                 search = search.model_copy(
                     update={name: getattr(first, name) for name in (_READ_ONCE & shared.keys()) - own}
                 )
-            limits.check_search(search, checked=first)
+            search = limits.check_search(search, checked=first)
             if not own:
                 first = first or search
             _check_allowed(request, search)
@@ -253,9 +252,8 @@ async def post_why(request: Request) -> Response:
     """Account for one document in a search: rank and factor in each route, what the stages after fusion did with it (they
     run, the reranker too), and what would bring it onto the page.
     """
-    asked = parse(Why, await read_json(request))
     service = service_of(request)
-    service.limits.check_search(asked)
+    asked = service.limits.check_search(parse(Why, await read_json(request)))
     _check_allowed(request, asked)
     collection = await collection_of(request, asked.collection)
     result = await whys.why(

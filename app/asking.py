@@ -32,6 +32,7 @@ from app.ranking import (
 from app.refusals import invalid
 from app.times import Instant
 from app.values import (
+    DEFAULT_TOP_K,
     MAX_QUERIES,
     MAX_QUERY_CHARS,
     MAX_ROUTES,
@@ -86,7 +87,11 @@ class Query(Value):
         None,
         description="The origin of decay and age; now if left out. Where it is given, documents created after it are hidden.",
     )
-    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K), WHOLE] = Field(10, description="Hits on one page.")
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K), WHOLE] = Field(
+        DEFAULT_TOP_K,
+        description=f"Hits on one page; if left out, {DEFAULT_TOP_K}, or as many as `fusion.window` or the service's limit "
+        "allow where that is fewer.",
+    )
 
     @model_validator(mode="after")
     def _not_blank(self) -> Self:
@@ -256,7 +261,12 @@ class Search(Query):
         check_routes(self.routes, self.decay)
         window = self.fusion.window if self.fusion and info.context is not SETTLED else None
         if window is not None and self.top_k > window:
-            raise invalid(f"`top_k` {self.top_k} is more than `fusion.window` {window}", "raise the window")
+            if "top_k" in self.model_fields_set:
+                raise invalid(
+                    f"`top_k` {self.top_k} is more than `fusion.window` {window}", "raise the window"
+                )
+            # Left open, so it stays out of the fields that were given; frozen for everyone but its own reading.
+            object.__setattr__(self, "top_k", window)
         unknown = [name for name in self.fields or [] if name not in HIT_NAMES]
         if unknown:
             raise invalid(

@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from app.asking import Search
 from app.errors import LimitExceeded
@@ -23,6 +23,8 @@ from app.values import (
     MAX_WINDOW,
 )
 
+Asked = TypeVar("Asked", bound=Search)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -36,17 +38,21 @@ class Limits:
     queries: int = MAX_QUERIES
     documents: int = MAX_ITEMS
 
-    def check_search(self, search: Search, *, checked: Search | None = None) -> None:
-        """Raise LimitExceeded naming the field, or InvalidRequest for a filter that no collection could read.
+    def check_search(self, search: Asked, *, checked: Search | None = None) -> Asked:
+        """Return the search, with a page that this service gives where the caller left its length open.
 
-        So what tries to smuggle a query into a filter is refused before the cluster hears of the request. `checked` is
+        Raises LimitExceeded naming the field, or InvalidRequest for a filter that no collection could read. So what tries to smuggle a query into a filter is refused before the cluster hears of the request. `checked` is
         a search that passed: a filter or routes that are the same objects are not read again.
         """
         self._check("query", len(search.query), self.query_chars, "characters", "shorten it")
-        self._check("top_k", search.top_k, self.top_k, "hits on a page", "ask for pages with `cursor`")
+        if "top_k" in search.model_fields_set:
+            self._check("top_k", search.top_k, self.top_k, "hits on a page", "ask for pages with `cursor`")
+        elif search.top_k > self.top_k:
+            search = search.model_copy(update={"top_k": self.top_k})
         if search.filter and (checked is None or search.filter is not checked.filter):
             self.check_filter(search.filter)
         self._check_ranking(search, read=checked is not None and search.routes is checked.routes)
+        return search
 
     def check_profile(self, profile: Profile, *, path: str) -> None:
         """Raise as `check_search` does for what searches would take from the profile."""

@@ -140,6 +140,8 @@ class Plan:
         chosen = _chosen_decay(self.search, _profile(self.search, self.collection))
         request = self.search.model_dump(mode="json", exclude_unset=True)
         request.pop("profile", None)
+        # Also where it was left open: what it is then depends on the window, and on the service's limit.
+        request["top_k"] = self.search.top_k
         # Its routes stand among the request's: no page after the first asks the model again.
         request.pop("rewrite", None)
         if not self.compares:

@@ -339,13 +339,23 @@ class Rerank(Value):
     """Let a cross-encoder reorder the head of the fused list."""
 
     candidates: Annotated[int, Field(ge=1, le=1000), WHOLE] = Field(
-        50, description="Fused hits it reads; the answer ends with them."
+        50,
+        description="Fused hits it reads; the answer ends with them. If left out, 50, or `top_n` where that is more.",
     )
     top_n: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = Field(
         None, description="Hits kept; all candidates if left out, so that pages go through them."
     )
     min_score: float | None = Field(None, description="Least score kept, on the reranker's own scale.")
     decay: bool = Field(True, description="Multiply the normalised rerank score by the decay factor.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_what_is_kept(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "candidates" not in given and isinstance(given.get("top_n"), int):
+            least: int = cls.model_fields["candidates"].default
+            if given["top_n"] > least:
+                return {**given, "candidates": min(given["top_n"], 1000)}
+        return given
 
 
 class Dedup(Value):

@@ -26,6 +26,7 @@ MAX_VECTOR_DIMS = 4_096
 MAX_FLOAT = 3.4e38
 """About the largest 32-bit float."""
 DEFAULT_WINDOW = 100
+DEFAULT_TOP_K = 10
 
 
 class Value(BaseModel):

@@ -711,8 +711,16 @@ def search(
     ],
     collection: CollectionOption = "documents",
     top_k: Annotated[
-        int, typer.Option("--top-k", "-k", min=1, max=10_000, metavar="N", help="Hits shown.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            "--top-k",
+            "-k",
+            min=1,
+            max=10_000,
+            metavar="N",
+            help="Hits shown; 10, or the service's limit if less.",
+        ),
+    ] = None,
     decay: DecayOption = None,
     profile: ProfileOption = None,
     as_of: AsOfOption = None,
@@ -809,8 +817,16 @@ def why(
     ],
     collection: CollectionOption = "documents",
     top_k: Annotated[
-        int, typer.Option("--top-k", "-k", min=1, max=10_000, metavar="N", help="The page's hits.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            "--top-k",
+            "-k",
+            min=1,
+            max=10_000,
+            metavar="N",
+            help="The page's hits; 10, or the service's limit if less.",
+        ),
+    ] = None,
     decay: DecayOption = None,
     profile: ProfileOption = None,
     as_of: AsOfOption = None,
@@ -856,7 +872,7 @@ def search_request(
     query: str,
     *,
     collection: str,
-    top_k: int,
+    top_k: int | None = None,
     decay: str | None = None,
     profile: str | None = None,
     as_of: str | None = None,
@@ -865,7 +881,9 @@ def search_request(
 ) -> dict[str, Any]:
     """Return the request that the options ask for; what stands in `body` is overruled by them."""
     request = json_object("--body", body) if body else {}
-    request |= {"query": query, "collection": collection, "top_k": top_k}
+    request |= {"query": query, "collection": collection}
+    if top_k is not None:
+        request["top_k"] = top_k
     if decay is not None:
         request["decay"] = parse_decay(decay)
     if profile is not None:

@@ -402,6 +402,29 @@ def test_a_query_over_the_limit_spoils_its_place_in_a_batch_alone(client, collec
     assert (second["status"], second["query"]) == (422, 1)
 
 
+def test_a_page_whose_length_is_left_open_keeps_to_the_limit(node_url, embedding, collection):
+    settings = settings_for(node_url, embedding.base_url, dims=DIMS, max_top_k=2)
+    documents = [{"id": f"{at}", "text": f"slow words {at}"} for at in range(5)]
+    with serving(settings) as running:
+        ask, path = running.client, f"/v1/collections/{collection}/documents"
+        assert ask.post(path, json={"documents": documents, "refresh": "true"}).json()["failed"] == 0
+        asked = {"collection": collection, "query": "slow words"}
+        answer = ask.post("/v1/search", json=asked).json()
+        told = [len(answer["hits"])]
+        while answer.get("cursor"):
+            answer = ask.post("/v1/search", json={"cursor": answer["cursor"]}).json()
+            told.append(len(answer["hits"]))
+        assert (set(told[:-1]), sum(told) >= 5) == ({2}, True)
+        assert len(ask.post("/v1/search", json={**asked, "fusion": {"window": 1}}).json()["hits"]) == 1
+        [one] = ask.post("/v1/search", json={"collection": collection, "queries": ["slow words"]}).json()[
+            "results"
+        ]
+        assert len(one["hits"]) == 2
+        assert ask.post("/v1/why", json={**asked, "id": "1"}).json()["top_k"] == 2
+        refused = ask.post("/v1/search", json={**asked, "top_k": 3})
+        assert (refused.status_code, refused.json()["field"]) == (422, "top_k")
+
+
 def test_a_body_over_the_limit(client, collection):
     answer = client.post("/v1/search", json={"collection": collection, "query": "x" * 21_000})
     assert (answer.status_code, answer.json()["limit"]) == (413, 20_000)

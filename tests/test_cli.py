@@ -106,6 +106,9 @@ def test_a_decay_is_sent_as_requests_have_it(text: str, decay: Any) -> None:
 
 
 def test_without_a_decay_none_is_sent() -> None:
+    kept = cli.search_request("q", collection="c", body='{"dedup": {}, "top_k": 9}')
+    assert kept == {"dedup": {}, "query": "q", "collection": "c", "top_k": 9}
+    assert cli.search_request("q", collection="c") == {"query": "q", "collection": "c"}
     assert cli.search_request("q", collection="c", top_k=3, body='{"dedup": {}, "top_k": 9}') == {
         "query": "q",
         "collection": "c",

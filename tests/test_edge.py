@@ -924,6 +924,14 @@ def test_each_limit_has_its_own_error(name):
     assert refused.value.remedy
 
 
+def test_a_page_whose_length_is_left_open_is_within_every_limit():
+    plain: dict[str, Any] = {"collection": "c", "query": "x"}
+    assert SMALL.check_search(Search.model_validate(plain)).top_k == 5
+    assert SMALL.check_search(Search.model_validate({**plain, "fusion": {"window": 3}})).top_k == 3
+    assert SMALL.check_search(Search.model_validate({**plain, "fusion": {"window": 8}})).top_k == 5
+    assert Limits().check_search(Search.model_validate(plain)).top_k == 10
+
+
 def test_what_is_within_every_limit_passes():
     SMALL.check_search(Search.model_validate({
         "collection": "c", "query": "x" * 10, "top_k": 5, "fusion": {"window": 100},

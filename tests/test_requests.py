@@ -265,7 +265,8 @@ def test_routes_of_one_kind_are_several_values() -> None:
             "belongs to placement 'route'",
         ),
         ({"rerank": {}, "mmr": {}}, "both order the head"),
-        ({"rerank": {"top_n": 60}}, "more than `rerank.candidates`"),
+        ({"rerank": {"top_n": 60, "candidates": 50}}, "more than `rerank.candidates`"),
+        ({"rerank": {"top_n": 1001}}, "rerank.top_n"),
         ({"query": " \n"}, "`query` is blank"),
         ({"query": ""}, "query"),
         ({"query": "\ud800"}, "lone surrogate"),
@@ -531,3 +532,15 @@ def test_an_answer_leaves_out_what_was_not_asked_for() -> None:
 def test_a_collection_is_a_plain_value() -> None:
     made = Collection(name="a", index="i", dims=3, similarity="cosine", declared={}, template_version=1)
     assert Collection.model_validate_json(made.model_dump_json()) == made
+
+
+def test_what_is_left_open_fits_what_is_given() -> None:
+    assert search().top_k == 10
+    narrow = search(fusion={"window": 5})
+    assert (narrow.top_k, "top_k" in narrow.model_fields_set) == (5, False)
+    assert search(fusion={"window": 50}).top_k == 10
+    assert search(fusion={"window": 5}, top_k=5).top_k == 5
+    for top_n, candidates in ((10, 50), (60, 60), (1000, 1000)):
+        kept = search(rerank={"top_n": top_n}).rerank
+        assert kept is not None
+        assert (kept.top_n, kept.candidates) == (top_n, candidates)
