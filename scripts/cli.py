@@ -460,7 +460,7 @@ def load(
 ) -> int:
     r"""Load files and folders: JSON Lines, CSV, Markdown, text, HTML, PDF, Word, EPUB.
 
-    Lines (.jsonl, also gzipped) and tables (.csv, .tsv) make a document of each line or row: the fields of a document under their own names (id, title, text, creation_time, updated_at, tags, lang,
+    Lines (.jsonl, .ndjson; .json where it is named) and tables (.csv, .tsv), both also gzipped (.jsonl.gz), make a document of each line or row: the fields of a document under their own names (id, title, text, creation_time, updated_at, tags, lang,
     source, url, author, …). `created_at` is taken as creation_time. Any other key goes into the document's metadata,
     where it can be filtered by and is not searched. A key that --text-field and the like name and that a file has nowhere is a
     failure. Null or empty dates mean undated. A table's first line names its
@@ -483,8 +483,8 @@ def load(
     taken out, files emptied) is deleted after the load: documents of the collection whose `source` is NAME and whose id
     this load did not bring. So one load must name everything that belongs to NAME. Nothing is deleted if anything could not be read
     or stored, if nothing was loaded, or if that is more than half of what NAME had (--prune-most deletes it). A
-    document that brings another `source` is refused then. Files that are there but passed over keep their documents, and so does what
-    somebody else has written since the load began. Of standard input, an early end can't be told from the end.
+    document that brings another `source` is refused then. Files that are there but passed over keep their documents (behind a link to a
+    folder, those called by their path), and so does what somebody else has written since the load began. Of standard input, an early end can't be told from the end.
 
     \b
     Examples:
@@ -539,7 +539,14 @@ def load(
         name: Callable[[Read], Read] = partial(sourced, source=source)
         if prune and source is not None:
             pruner = Pruner(
-                client, collection, source, passed=passed, most=prune_most, batch=batch, report=report
+                client,
+                collection,
+                source,
+                passed=passed,
+                names=names,
+                most=prune_most,
+                batch=batch,
+                report=report,
             )
             pruner.note()
             name = pruner.see

@@ -15,7 +15,7 @@ from app.drafts import completed
 from app.filters import shown
 from scripts.client import ApiProblem, Client, Json, items_of, persist
 from scripts.loading import DEFAULT_BATCH, PATIENCE_S, Failure, Sleep, Tally
-from scripts.sources import Passed, Read
+from scripts.sources import Names, Passed, Read, ids_passed
 
 T = TypeVar("T")
 # How often a document is looked at again that searches keep touching.
@@ -99,13 +99,18 @@ class Pruner:
         source: str,
         *,
         passed: Sequence[Passed] = (),
+        names: Names | None = None,
         most: bool = False,
         batch: int = DEFAULT_BATCH,
         patience_s: float = PATIENCE_S,
         report: Callable[[str], None] = lambda line: None,
         sleep: Sleep = time.sleep,
     ) -> None:
-        """`passed` was found and is not read: its documents stay. `most` allows to delete more than half."""
+        """`passed` was found and is not read: its documents stay, those of its rows being known by `names`.
+
+        `most` allows to delete more than half.
+        """
+        self._passed, self._names = passed, names or Names()
         self._api, self._collection, self._source = api, collection, source
         self._files = frozenset(each.name for each in passed if not each.name.endswith("/"))
         self._folders = tuple(each.name for each in passed if each.name.endswith("/"))
@@ -155,8 +160,18 @@ class Pruner:
             )
             found.remedy = "mend what failed and load again: what is stored already is not stored twice"
             return found
+        # Read only if there is something to prune.
+        inside, unread = set[str](), list[str]()
+        if self._listed:
+            inside, unread = ids_passed(self._passed, self._names, among=self._listed)
         for id_ in sorted(self._listed):
-            (found.kept if self._is_passed(id_) else found.gone).append(id_)
+            (found.kept if id_ in inside or self._is_passed(id_) else found.gone).append(id_)
+        if found.gone and unread:
+            found.refused = (
+                f"{unread[0]} is passed over and can't be read, so that its rows may be among those"
+            )
+            found.remedy = "make it readable, or remove it, and load again"
+            return found
         if found.gone and not brought:
             found.refused = "the load brought no document at all"
             found.remedy = (

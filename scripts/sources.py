@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,6 +46,7 @@ __all__ = [
 LINE_SUFFIXES = (".jsonl", ".ndjson", ".json")
 # A folder of documents holds settings and logs too: those are read where they are named.
 _NAMED_ONLY = (".json", ".log")
+TABLE_SUFFIXES = (".csv", ".tsv")
 FOLDER_SUFFIXES = tuple(suffix for suffix in SUFFIXES if suffix not in _NAMED_ONLY)
 _IN_PROCESS = frozenset({"text", "markdown"})
 # So much of a file's beginning tells its encoding.
@@ -103,6 +104,7 @@ class Passed:
     A link's `name` ends in `/`: those of the folder behind it begin so.
     """
 
+    path: Path
     where: str
     name: str
 
@@ -152,6 +154,35 @@ def judged_sets(found: Sequence[Source]) -> list[Path]:
     return [folder for folder, held in folders.items() if {"corpus.jsonl", "queries.jsonl"} <= held]
 
 
+def ids_passed(
+    passed: Sequence[Passed], names: Names, *, among: Container[str]
+) -> tuple[set[str], list[str]]:
+    """Return the ids, `among` these, of lines and rows of files that were passed over, and the files that can't be read.
+
+    So a `.json` that was once named, and is not read where it lies in a folder. A line without an id has its file's name.
+    """
+    ids, unread = set[str](), list[str]()
+    for each in passed:
+        if each.name.endswith("/"):
+            continue
+        try:
+            # Not of a pipe: to open one waits for somebody who writes.
+            if not each.path.is_file():
+                raise FileNotFoundError
+            with each.path.open("rb"):
+                lines = _is_lines(each.path, unnamed=True)
+        except OSError:
+            if _is_lines(each.path) or _is_table(each.path):
+                unread.append(each.where)
+            continue
+        if not lines and not _is_table(each.path):
+            continue
+        for item in read(Source(each.path, each.name, 0, lines), names):
+            if item.document is not None and (id_ := str(item.document["id"])) in among:
+                ids.add(id_)
+    return ids, unread
+
+
 def read(
     source: Source, names: Names, *, sandbox: Sandbox | None = None, file_times: bool = True
 ) -> Iterator[Read]:
@@ -166,7 +197,7 @@ def read(
     try:
         if source.lines:
             items = read_lines(source, names)
-        elif _suffix(source.path) in (".csv", ".tsv"):
+        elif _is_table(source.path):
             items = read_table(source, names)
         else:
             items = read_file(source, names, sandbox=sandbox, file_times=file_times)
@@ -201,7 +232,7 @@ def _in_folder(root: Path, prefix: str) -> tuple[list[Source], list[Passed]]:
         found.append(Source(path, called(path), size, lines=False, fault=_denied(cause)))
 
     def pass_over(path: Path, end: str = "") -> None:
-        passed.append(Passed(_spelled(path) + end, called(path) + end))
+        passed.append(Passed(path, _spelled(path) + end, called(path) + end))
 
     for folder, folders, files in os.walk(root, onerror=lambda cause: unread(Path(cause.filename), 0, cause)):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "node_modules")
@@ -211,7 +242,7 @@ def _in_folder(root: Path, prefix: str) -> tuple[list[Source], list[Passed]]:
                 pass_over(path, "/")
         for name in sorted(files):
             path = Path(folder) / name
-            if name.startswith(".") or _suffix(path) not in FOLDER_SUFFIXES:
+            if name.startswith(".") or not _is_sought(path):
                 pass_over(path)
                 continue
             try:
@@ -238,14 +269,33 @@ def _spelled(path: Path) -> str:
 def _is_lines(path: Path, *, unnamed: bool = False) -> bool:
     """Tell whether a file is JSON Lines: by its name, and (`unnamed`) where that says nothing by its first character."""
     suffix = _suffix(path)
-    if suffix in LINE_SUFFIXES or suffix == ".gz" or suffix in SUFFIXES or not unnamed:
-        return suffix in LINE_SUFFIXES or suffix == ".gz"
+    if suffix in LINE_SUFFIXES or suffix in SUFFIXES or not unnamed:
+        return suffix in LINE_SUFFIXES
+    if _is_gzipped(path):
+        return True
     with path.open("rb") as stream:
         return stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
 
 
+def _is_table(path: Path) -> bool:
+    return _suffix(path) in TABLE_SUFFIXES
+
+
+def _is_sought(path: Path) -> bool:
+    """Tell whether a file is read where it lies in a folder: of gzipped ones only lines and tables are."""
+    suffix = _suffix(path)
+    return suffix in FOLDER_SUFFIXES and (
+        not _is_gzipped(path) or suffix in LINE_SUFFIXES or suffix in TABLE_SUFFIXES
+    )
+
+
+def _is_gzipped(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
 def _suffix(path: Path) -> str:
-    return path.suffix.lower()
+    """Return a name's ending, of a gzipped file the one before `.gz`."""
+    return (Path(path.stem) if _is_gzipped(path) else path).suffix.lower()
 
 
 # ---- JSON Lines -----------------------------------------------------------------------------------------------------
@@ -343,7 +393,7 @@ def _encoding(source: Source) -> tuple[str, bool]:
 def _open(source: Source) -> IO[bytes] | gzip.GzipFile:
     if str(source.path) == "-":
         return sys.stdin.buffer
-    if _suffix(source.path) == ".gz":
+    if _is_gzipped(source.path):
         return gzip.open(source.path, "rb")
     return source.path.open("rb")
 
@@ -352,10 +402,10 @@ def _open(source: Source) -> IO[bytes] | gzip.GzipFile:
 
 
 def read_table(source: Source, names: Names) -> Iterator[Read]:
-    """Yield the documents of a CSV or TSV file, row by row, in the encoding that its beginning tells."""
+    """Yield the documents of a CSV or TSV file (also gzipped), row by row, in the encoding that its beginning tells."""
     encoding, by_guess = _encoding(source)
     errors = "replace" if by_guess else "strict"
-    with source.path.open("rb") as raw, io.TextIOWrapper(raw, encoding, errors, newline="") as stream:
+    with _open(source) as raw, io.TextIOWrapper(raw, encoding, errors, newline="") as stream:
         before, told = 0, False
         columns = set[str]()
         try:

@@ -132,6 +132,27 @@ def test_a_bad_line_is_told_with_its_number_and_the_rest_goes_on(
     assert sum(item.size for item in items) == path.stat().st_size - 1  # the blank line is nobody's
 
 
+def test_gzipped_lines_and_tables_are_read_where_they_are_named_and_in_folders(tmp_path: Path) -> None:
+    files = {
+        "a.jsonl.gz": b'{"id": "a", "text": "x"}\n', "b.NDJSON.GZ": b'{"id": "b", "text": "x"}\n',
+        "c.csv.gz": b"id,text\nc,x\n", "d.tsv.gz": b"id\ttext\nd\tx\n", "e.json.gz": b'{"id": "e", "text": "x"}\n',
+        "f.gz": b'{"id": "f", "text": "x"}\n', "g.md.gz": b"words",
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(gzip.compress(content))
+
+    def read(paths: Sequence[Path]) -> list[str]:
+        found, _ = sources.find(paths)
+        items = [item for source in found for item in sources.read(source, Names())]
+        return sorted(item.document["id"] if item.document else str(item.fault) for item in items)
+
+    assert read([tmp_path]) == ["a", "b", "c", "d"]
+    *ids, refused = read(sorted(tmp_path.iterdir()))
+    assert ids == ["a", "b", "c", "d", "e", "f"]
+    assert refused.startswith("the file is compressed with gzip")
+    assert [each.path.name for each in sources.find([tmp_path])[1]] == ["e.json.gz", "f.gz", "g.md.gz"]
+
+
 def test_gzipped_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id": "a", "text": "x"}\n'))

@@ -263,6 +263,28 @@ def test_what_is_there_and_passed_over_keeps_its_documents(
     assert stored(service, collection) == sorted({*TEN, "notes.log", "notes.log#2", "sub/a.md"} - {"3.md"})
 
 
+def test_rows_of_what_is_passed_over_stay_and_of_what_cant_be_read_all_do(
+    service: Running, collection: str, load: Load, tmp_path: Path
+) -> None:
+    write(tmp_path, {**TEN, "rows.json": '{"slug": "r1", "text": "x"}\n{"slug": "r2", "text": "y"}\n'})
+    write(tmp_path, {"package.json": '{\n  "name": "no document"\n}\n'})
+    write(tmp_path, {"dump": '{"slug": "r3", "text": "x"}\n'})
+    assert load(tmp_path, tmp_path / "rows.json", tmp_path / "dump", "--id-field", "slug").exit_code == 0
+    (tmp_path / "3.md").unlink()
+    write(tmp_path, {"rows.json": '{"slug": "r1", "text": "x"}\n'})
+    (tmp_path / "away.jsonl").symlink_to(tmp_path / "nowhere")
+    done = load(tmp_path, "--id-field", "slug")
+    assert done.exit_code == cli.FAILED
+    assert f"Not pruned: {tmp_path}/away.jsonl is passed over and can't be read" in done.stderr
+    (tmp_path / "away.jsonl").unlink()
+    done = load(tmp_path, "--id-field", "slug")
+    assert done.exit_code == 0, done.output
+    assert (
+        "1 documents were not loaded and stay, since their files are there and passed over: r1" in done.stderr
+    )
+    assert stored(service, collection) == sorted({*TEN, "r1"} - {"3.md"})
+
+
 def test_more_than_half_is_refused_and_half_is_not(
     service: Running, collection: str, load: Load, tmp_path: Path
 ) -> None:
