@@ -280,9 +280,10 @@ def test_rows_of_what_is_passed_over_stay_and_of_what_cant_be_read_all_do(
     done = load(tmp_path, "--id-field", "slug")
     assert done.exit_code == 0, done.output
     assert (
-        "1 documents were not loaded and stay, since their files are there and passed over: r1" in done.stderr
+        "2 documents were not loaded and stay, since their files are there and passed over: r1, r3"
+        in done.stderr
     )
-    assert stored(service, collection) == sorted({*TEN, "r1"} - {"3.md"})
+    assert stored(service, collection) == sorted({*TEN, "r1", "r3"} - {"3.md"})
 
 
 def test_more_than_half_is_refused_and_half_is_not(
