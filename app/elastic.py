@@ -193,8 +193,8 @@ class Cluster:
             )
         except (ValueError, OSError) as cause:
             raise InvalidRequest(
-                f"the settings of the connection to Elasticsearch can't be used: {cause}",
-                remedy="give addresses such as https://search.example:9200, and a CA file that exists",
+                f"the connection that HALFLIFE_ELASTICSEARCH_URL and HALFLIFE_ELASTICSEARCH_CA describe can't be made: {cause}",
+                remedy="give addresses such as https://search.example:9200, and a CA file in PEM form",
             ) from cause
         return cls(
             client,
@@ -1267,10 +1267,13 @@ def _with_port(url: str) -> str:
         parts = urlsplit(url.strip())
         port = parts.port
     except ValueError as cause:
-        raise InvalidRequest(f"the address of Elasticsearch can't be read: {cause}") from cause
+        raise InvalidRequest(
+            f"HALFLIFE_ELASTICSEARCH_URL: the address can't be read: {cause}",
+            remedy="write it as http://localhost:9200 or https://search.example:9200",
+        ) from cause
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidRequest(
-            f"'{_without_password(url)[:80]}' is not an address of Elasticsearch",
+            f"HALFLIFE_ELASTICSEARCH_URL: '{_without_password(url)[:80]}' is not an address of Elasticsearch",
             remedy="write it as http://localhost:9200 or https://search.example:9200",
         )
     if port is not None:

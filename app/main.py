@@ -159,18 +159,49 @@ def create_app(settings: Settings) -> FastAPI:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Turn a setting that can't work into an error with its remedy."""
+    """Turn settings that can't work together into an error with its remedy; `_check` names single ones."""
     try:
         yield
     except ValueError as cause:
-        raise InvalidRequest(f"{what}: {cause}", remedy=f"correct the HALFLIFE_{what}_… settings") from cause
+        variables = f"HALFLIFE_{what}_…"
+        raise InvalidRequest(f"{variables}: {cause}", remedy=f"correct the settings {variables}") from cause
 
 
-@_explained("TRACES")
+def _check(variable: str, *, address: str | None = None, key: str | None = None) -> None:
+    """Raise InvalidRequest that names the variable where the address or key that it gives can't be one."""
+    try:
+        if address is not None:
+            parse_url(address, what="the address")
+        check_key(key, what="the key")
+    except ValueError as cause:
+        raise InvalidRequest(
+            f"{variable}: {cause}", remedy=f"correct {variable.partition(':')[0]}"
+        ) from cause
+
+
+async def check_doors(settings: Settings) -> None:
+    """Open and close what a service with these settings would open; nothing is sent. Raises as opening does."""
+    open_keys(settings)
+    _check_tracing(settings)
+    async with AsyncExitStack() as opened:
+        opened.push_async_callback(open_cluster(settings).close)
+        for name in (None, *settings.embedding_models):
+            opened.push_async_callback(open_embedder(settings.with_model(name)).close)
+        for door in (open_reranker(settings), open_rewriter(settings)):
+            if door is not None:
+                opened.push_async_callback(door.close)
+
+
+def _check_tracing(settings: Settings) -> None:
+    if settings.traces_endpoint is not None:
+        _check("HALFLIFE_TRACES_ENDPOINT", address=settings.traces_endpoint)
+        observing.check_tracing()
+
+
 def _open_tracing(settings: Settings) -> observing.Tracing | None:
     if settings.traces_endpoint is None:
         return None
-    parse_url(settings.traces_endpoint, what="the collector's address")
+    _check_tracing(settings)
     return observing.trace_to(settings.traces_endpoint, service="halflife", version=VERSION)
 
 
@@ -209,9 +240,18 @@ def open_cluster(settings: Settings) -> Cluster:
     """Return a connection to the configured cluster; nothing is sent yet. Raises InvalidRequest for settings that can't work."""
     api_key, username = _plain(settings.elasticsearch_api_key), settings.elasticsearch_username
     password = _plain(settings.elasticsearch_password)
-    check_key(api_key, what="the API key")
-    if not f"{username}{password}".isascii():
-        raise ValueError("its client can send a user and a password of ASCII characters only")
+    _check("HALFLIFE_ELASTICSEARCH_API_KEY", key=api_key)
+    for name, value in (("USERNAME", username), ("PASSWORD", password)):
+        if not f"{value}".isascii():
+            raise InvalidRequest(
+                f"HALFLIFE_ELASTICSEARCH_{name}: it holds characters that are not ASCII, which can't be sent",
+                remedy="use an API key, or a user and a password of ASCII characters",
+            )
+    if settings.elasticsearch_ca and not Path(settings.elasticsearch_ca).is_file():
+        raise InvalidRequest(
+            f"HALFLIFE_ELASTICSEARCH_CA: there is no file {settings.elasticsearch_ca}",
+            remedy="give a CA file that exists, in PEM form",
+        )
     return Cluster.connect(
         urls=settings.elasticsearch_urls,
         api_key=api_key,
@@ -231,6 +271,14 @@ def open_embedder(settings: Settings, *, dependency: str = "embedder") -> Embedd
 
     `dependency` is what metrics and readiness call it.
     """
+    further = settings.embedding_models.get(settings.embedding_model)
+    if further is not None and further.url == settings.embedding_base_url:
+        of_models = f"HALFLIFE_EMBEDDING_MODELS: {settings.embedding_model}"
+        variables = (f"{of_models}: url", f"{of_models}: api_key")
+    else:
+        variables = ("HALFLIFE_EMBEDDING_BASE_URL", "HALFLIFE_EMBEDDING_API_KEY")
+    _check(variables[0], address=settings.embedding_base_url)
+    _check(variables[1], key=_plain(settings.embedding_api_key))
     return Embedder.connect(
         base_url=settings.embedding_base_url,
         api_key=_plain(settings.embedding_api_key),
@@ -245,7 +293,7 @@ def open_embedder(settings: Settings, *, dependency: str = "embedder") -> Embedd
         concurrency=settings.embedding_concurrency,
         timeout_s=settings.embedding_timeout_s,
         cache_size=settings.embedding_cache_size,
-        called=known.model if (known := settings.embedding_models.get(settings.embedding_model)) else None,
+        called=None if further is None else further.model,
         dependency=dependency,
     )
 
@@ -290,6 +338,13 @@ def open_rewriter(settings: Settings) -> Rewriter | None:
     """Return the configured rewriter, None where there is none; raises InvalidRequest for settings that can't work."""
     if not settings.rewrite_url:
         return None
+    _check("HALFLIFE_REWRITE_URL", address=settings.rewrite_url)
+    _check("HALFLIFE_REWRITE_KEY", key=_plain(settings.rewrite_key))
+    if not settings.rewrite_model:
+        raise InvalidRequest(
+            "HALFLIFE_REWRITE_URL is set and HALFLIFE_REWRITE_MODEL is not",
+            remedy="name the model in HALFLIFE_REWRITE_MODEL",
+        )
     return Rewriter.connect(
         url=settings.rewrite_url,
         model=settings.rewrite_model,
@@ -303,6 +358,8 @@ def open_reranker(settings: Settings) -> Reranker | None:
     """Return the configured reranker, None where there is none; raises InvalidRequest for settings that can't work."""
     if not settings.rerank_url:
         return None
+    _check("HALFLIFE_RERANK_URL", address=settings.rerank_url)
+    _check("HALFLIFE_RERANK_API_KEY", key=_plain(settings.rerank_api_key))
     return Reranker.connect(
         url=settings.rerank_url,
         model=settings.rerank_model,

@@ -190,19 +190,26 @@ def exposition() -> tuple[bytes, str]:
     return generate_latest(REGISTRY), CONTENT_TYPE_LATEST
 
 
+def check_tracing() -> None:
+    """Raise InvalidRequest where the extra `tracing`, which sends spans, is not installed."""
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
+    except ImportError as cause:
+        raise InvalidRequest(
+            "HALFLIFE_TRACES_ENDPOINT: what sends traces is not installed",
+            remedy="install halflife[tracing], or leave HALFLIFE_TRACES_ENDPOINT out",
+        ) from cause
+
+
 def trace_to(endpoint: str, *, service: str, version: str) -> "Tracing":
     """Send spans to an OTLP collector over HTTP from now on, for this process; close what is returned to flush them.
 
     `endpoint` is the collector's base, to which `/v1/traces` is appended. Raises InvalidRequest where the extra
     `tracing` is not installed.
     """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ImportError as cause:
-        raise InvalidRequest(
-            "traces are configured, but what sends them is not installed",
-            remedy="install halflife[tracing], or leave HALFLIFE_TRACES_ENDPOINT out",
-        ) from cause
+    check_tracing()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
     return trace_with(
         OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces"), service=service, version=version
     )

@@ -88,6 +88,12 @@ class EmbeddingModel(BaseModel):
     def _unless_blank(cls, given: object) -> object:
         return None if isinstance(given, str) and not given.strip() else given
 
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.send_dimensions and self.dims is None:
+            raise ValueError("`send_dimensions` needs `dims`: it is the number sent")
+        return self
+
 
 class Settings(BaseSettings):
     """Where things are and how much one request may cost."""
@@ -382,6 +388,10 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"HALFLIFE_EMBEDDING_STALL_S ({self.embedding_stall_s:g}) must be at least HALFLIFE_EMBEDDING_TIMEOUT_S "
                 f"({self.embedding_timeout_s:g}): else a batch that takes longer always fails, with nothing wrong"
+            )
+        if self.embedding_send_dimensions and self.embedding_dims is None:
+            raise ValueError(
+                "HALFLIFE_EMBEDDING_SEND_DIMENSIONS needs HALFLIFE_EMBEDDING_DIMS: it is the number sent"
             )
         if self.max_held_bytes is not None and self.max_held_bytes < self.max_body_bytes:
             raise ValueError("HALFLIFE_MAX_HELD_BYTES must be at least HALFLIFE_MAX_BODY_BYTES")

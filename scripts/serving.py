@@ -116,17 +116,24 @@ def read_settings() -> "Settings":
         raise _unusable(str(cause.__cause__ or cause)) from cause
 
 
-def check_settings() -> None:
-    """Raise InvalidRequest or StartFailed for what the environment says and a service would not start with.
+def check_settings() -> "Settings":
+    """Return the settings. Raises InvalidRequest or StartFailed for what a service would not start with.
 
-    For whoever starts other things first: what can be told now is not told a minute later.
+    For whoever starts other things first: what can be told now is not told a minute later. Nobody is asked anything, so
+    whether the other services answer is not looked at.
     """
-    settings = read_settings()
-    refuse_without_keys(settings.host, settings)
-    if settings.keyed:
-        from app.main import open_keys
+    from app.main import check_doors
 
-        open_keys(settings)
+    settings = read_settings()
+    _check_host(settings.host, settings)
+    asyncio.run(check_doors(settings))
+    return settings
+
+
+def _check_host(host: str, settings: "Settings") -> None:
+    """Raise StartFailed where the service can't listen on a host, or must not without keys."""
+    listen(host, 0).close()
+    refuse_without_keys(host, settings)
 
 
 def without_effect(environment: Mapping[str, str]) -> list[str]:
@@ -190,7 +197,7 @@ def serve(
 
     settings = read_settings()
     host, port = host or settings.host, settings.port if port is None else port
-    refuse_without_keys(host, settings)
+    _check_host(host, settings)
     start = _Start()
     application = create_app(settings)
     _tell_failures_apart(application, start)
@@ -377,19 +384,24 @@ def refuse_without_keys(host: str, settings: "Settings") -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """Bind the address to serve at (port 0: a free one). Raises StartFailed where that is not possible."""
+    host = host.strip("[]")
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-    except (OSError, OverflowError) as cause:
+    except (OSError, OverflowError, UnicodeError) as cause:
         sock.close()
         remedy = "choose another --port"
-        if isinstance(cause, socket.gaierror) or getattr(cause, "errno", None) == errno.EADDRNOTAVAIL:
+        if (
+            isinstance(cause, socket.gaierror | UnicodeError)
+            or getattr(cause, "errno", None) == errno.EADDRNOTAVAIL
+        ):
             remedy = "serve on an address of this machine (--host, HALFLIFE_HOST)"
         elif getattr(cause, "errno", None) == errno.EADDRINUSE:
             remedy = "stop the program that has the port, or choose another --port"
         raise StartFailed(
-            f"can't listen on {host}:{port} ({getattr(cause, 'strerror', None) or cause})", remedy=remedy
+            f"can't listen on {host}{f':{port}' if port else ''} ({getattr(cause, 'strerror', None) or cause})",
+            remedy=remedy,
         ) from cause
     return sock
 

@@ -377,7 +377,11 @@ def launch(
                     if process.returncode == RUNS_ALREADY:
                         log.unlink(missing_ok=True)
                         raise _runs_already(options.data)
-                    raise StackFailed(why, remedy=f"Its log is {log if log.exists() else kept}.")
+                    # A part's own log says more than the stack's.
+                    why, _, named = why.partition(" Its log is ")
+                    raise StackFailed(
+                        why, remedy=f"Its log is {named or f'{log if log.exists() else kept}.'}"
+                    )
                 state = running(options.data)
                 if state is not None and state.supervisor.pid == process.pid and state.phase == "running":
                     return state, process

@@ -208,6 +208,7 @@ class Supervisor:
         Raises a LocalStackError, or Interrupted; then call `end`, as after success.
         """
         begun = time.monotonic()
+        self._check_ports()
         _ignore(self.data)
         self._write()
         if external := said(EMBEDDER_VARIABLE):
@@ -284,6 +285,16 @@ class Supervisor:
                     os.kill(pid, signal.SIGKILL)
 
     # -- starting
+
+    def _check_ports(self) -> None:
+        """Raise PortTaken for a port that was asked for and is taken, before anything else is started."""
+        for port, what, external in (
+            (self.options.elasticsearch_port, "the first node", said(ELASTICSEARCH_VARIABLE)),
+            (self.options.embedder_port, "the embedding server", said(EMBEDDER_VARIABLE)),
+            (self.options.port, "the API", ""),
+        ):
+            if port is not None and not external:
+                choose_port(port, None, what=what)
 
     def _start_cluster(self) -> Distribution:
         distribution = ensure_installed(report=self.report)

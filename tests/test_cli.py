@@ -925,7 +925,13 @@ def test_loading_says_at_once_that_nobody_is_there(tmp_path: Path) -> None:
     ("HALFLIFE_MAX_TOP_K", "x", "HALFLIFE_MAX_TOP_K: Input should be a valid integer"),
     ("HALFLIFE_KEYS", "{", "HALFLIFE_KEYS is not JSON"),
     ("HALFLIFE_KEYS_FILE", "/no/such/file", "the file of keys can't be read"),
-    ("HALFLIFE_HOST", "10.1.2.3", "no keys are configured"),
+    ("HALFLIFE_HOST", "0.0.0.0", "no keys are configured"),  # noqa: S104 - refused
+    ("HALFLIFE_HOST", "10.1.2.3", "can't listen on 10.1.2.3 "),
+    ("HALFLIFE_ELASTICSEARCH_URL", "foo", "HALFLIFE_ELASTICSEARCH_URL: 'foo' is not an address"),
+    ("HALFLIFE_EMBEDDING_BASE_URL", "foo", "HALFLIFE_EMBEDDING_BASE_URL: the address must start"),
+    ("HALFLIFE_RERANK_URL", "foo", "HALFLIFE_RERANK_URL: the address must start"),
+    ("HALFLIFE_REWRITE_URL", "http://127.0.0.1:1", "HALFLIFE_REWRITE_MODEL is not"),
+    ("HALFLIFE_ELASTICSEARCH_CA", "/no/such/file", "HALFLIFE_ELASTICSEARCH_CA: there is no file /no/such/file"),
 ])  # fmt: skip
 def test_what_the_api_would_not_start_with_is_told_before_anything_is_started(
     variable: str, value: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,16 +2,17 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.errors import InvalidRequest
-from app.main import create_app
+from app.main import check_doors, create_app
 from app.settings import EMPTY_IS_A_CHOICE, Settings
 from scripts.distribution import said
-from scripts.serving import COMMANDS_READ, StartFailed, listen, read_settings, without_effect
+from scripts.serving import COMMANDS_READ, StartFailed, check_settings, listen, read_settings, without_effect
 
 NAMES = sorted(Settings.model_fields)
 
@@ -154,20 +155,29 @@ def test_a_secret_that_may_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch, 
 
 
 NO_DOOR: dict[str, tuple[dict[str, str], str]] = {
-    "a key with a line end inside": ({"ELASTICSEARCH_API_KEY": "a\nb"}, "ELASTICSEARCH: the API key holds"),
+    "a key with a line end inside": ({"ELASTICSEARCH_API_KEY": "a\nb"}, "HALFLIFE_ELASTICSEARCH_API_KEY: the key holds"),
     "a user that can't be sent": (
-        {"ELASTICSEARCH_USERNAME": "é", "ELASTICSEARCH_PASSWORD": "p"}, "a user and a password of ASCII",
+        {"ELASTICSEARCH_USERNAME": "é", "ELASTICSEARCH_PASSWORD": "p"}, "HALFLIFE_ELASTICSEARCH_USERNAME: it holds",
     ),
     "a password that can't be sent": (
-        {"ELASTICSEARCH_USERNAME": "u", "ELASTICSEARCH_PASSWORD": "é"}, "a user and a password of ASCII",
+        {"ELASTICSEARCH_USERNAME": "u", "ELASTICSEARCH_PASSWORD": "é"}, "HALFLIFE_ELASTICSEARCH_PASSWORD: it holds",
     ),
     "a CA that is not there": (
-        {"ELASTICSEARCH_URL": "https://a", "ELASTICSEARCH_CA": "missing"}, "a CA file that exists",
+        {"ELASTICSEARCH_URL": "https://a", "ELASTICSEARCH_CA": "missing"}, "HALFLIFE_ELASTICSEARCH_CA: there is no file missing",
     ),
-    "no address": ({"ELASTICSEARCH_URL": "a:9200"}, "is not an address of Elasticsearch"),
-    "a space around a key": ({"EMBEDDING_API_KEY": "key "}, "EMBEDDING: the embedding API key holds"),
-    "a reranker's address": ({"RERANK_URL": "a"}, "RERANK: the reranker's URL must start with"),
-    "a collector's address": ({"TRACES_ENDPOINT": "a"}, "TRACES: the collector's address must start with"),
+    "a CA that is none": (
+        {"ELASTICSEARCH_URL": "https://a", "ELASTICSEARCH_CA": __file__}, "HALFLIFE_ELASTICSEARCH_CA describe can't",
+    ),
+    "no address": ({"ELASTICSEARCH_URL": "a:9200"}, "HALFLIFE_ELASTICSEARCH_URL: 'a:9200' is not an address"),
+    "an embedder's address": ({"EMBEDDING_BASE_URL": "foo"}, "HALFLIFE_EMBEDDING_BASE_URL: the address must start"),
+    "dims to ask for that are not said": (
+        {"EMBEDDING_SEND_DIMENSIONS": "true"}, "HALFLIFE_EMBEDDING_SEND_DIMENSIONS needs HALFLIFE_EMBEDDING_DIMS",
+    ),
+    "a rewriter's address": ({"REWRITE_URL": "a", "REWRITE_MODEL": "m"}, "HALFLIFE_REWRITE_URL: the address must"),
+    "a rewriter without a model": ({"REWRITE_URL": "http://a/v1"}, "HALFLIFE_REWRITE_MODEL is not"),
+    "a space around a key": ({"EMBEDDING_API_KEY": "key "}, "HALFLIFE_EMBEDDING_API_KEY: the key holds"),
+    "a reranker's address": ({"RERANK_URL": "a"}, "HALFLIFE_RERANK_URL: the address must start with"),
+    "a collector's address": ({"TRACES_ENDPOINT": "a"}, "HALFLIFE_TRACES_ENDPOINT: the address must start with"),
 }  # fmt: skip
 
 
@@ -177,6 +187,10 @@ async def test_a_setting_that_cannot_work_ends_the_start_in_words(
 ) -> None:
     for name, value in given.items():
         monkeypatch.setenv(f"HALFLIFE_{name}", value)
+    # What `up` asks before it starts anything says the same.
+    with pytest.raises(InvalidRequest) as checked:
+        await check_doors(read_settings())
+    assert told in f"{checked.value.detail}; {checked.value.remedy}"
 
     async def start() -> None:
         app = create_app(read_settings())
@@ -186,6 +200,31 @@ async def test_a_setting_that_cannot_work_ends_the_start_in_words(
     with pytest.raises(InvalidRequest) as refused:
         await start()
     assert told in f"{refused.value.detail}; {refused.value.remedy}"
+
+
+async def test_a_further_models_address_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFLIFE_EMBEDDING_MODELS", '{"other": {"url": "foo"}}')
+    with pytest.raises(InvalidRequest, match="HALFLIFE_EMBEDDING_MODELS: other: url: the address must start"):
+        await check_doors(read_settings())
+
+
+async def test_traces_that_nothing_can_send_are_told_with_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.setenv("HALFLIFE_TRACES_ENDPOINT", "http://127.0.0.1:4318")
+    with pytest.raises(InvalidRequest, match="HALFLIFE_TRACES_ENDPOINT: what sends traces is not installed"):
+        await check_doors(read_settings())
+
+
+@pytest.mark.parametrize("host", ["foo.invalid", "999.1.1.1", ".", "192.0.2.1"])
+def test_a_host_that_cannot_be_listened_on_is_told_as_such(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFLIFE_HOST", host)
+    with pytest.raises(StartFailed, match=f"can't listen on {host} ") as refused:
+        check_settings()
+    assert "HALFLIFE_HOST" in (refused.value.remedy or "")
 
 
 def test_an_address_to_listen_on_that_cannot_be_had_is_told_with_what_helps() -> None:

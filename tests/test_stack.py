@@ -277,6 +277,16 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> 
     assert stack.read_state(tmp_path) is None
 
 
+def test_a_taken_port_for_the_api_is_told_before_a_part_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = int(taken.getsockname()[1])
+        with pytest.raises(PortTaken, match=f"Port {port} .* which the API was to have"):
+            supervisor.Supervisor(stack.Options(tmp_path, port=port), print).start()
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
 def test_a_service_that_cant_start_is_told_with_the_reason(tmp_path: Path) -> None:
     """The API waits for no cluster here, finds none, and ends: so does the stack, with the API's own words."""
     nowhere = f"http://127.0.0.1:{supervisor.free_port()}"
@@ -287,6 +297,8 @@ def test_a_service_that_cant_start_is_told_with_the_reason(tmp_path: Path) -> No
     assert done.returncode == 1
     assert "Elasticsearch does not answer" in done.stderr
     assert "Remedy: " in done.stderr
+    assert done.stderr.count("Its log is ") == 1
+    assert "api.log" in done.stderr
     assert "Traceback" not in done.stderr
     assert stack.read_state(tmp_path) is None
 
