@@ -46,6 +46,21 @@ class _Environment(EnvSettingsSource):
 class _SecretFiles(SecretsSettingsSource):
     """A folder of secrets, in which a blank file is one that is not there. Raises SettingsError for what can't be read."""
 
+    def __call__(self) -> dict[str, Any]:
+        # Looked at before, since pydantic would warn of these in its own words, and go on without the secret.
+        folder = Path(str(self.secrets_dir)).expanduser()
+        names = {f"halflife_{name}" for name in self.settings_cls.model_fields}
+        try:
+            found = sorted(path for path in folder.iterdir() if path.name.lower() in names)
+        except OSError as cause:
+            raise SettingsError(
+                f"HALFLIFE_SECRETS_DIR: the folder can't be read ({cause.strerror})"
+            ) from cause
+        for path in found:
+            if (fault := _unusable(path, folder)) is not None:
+                raise SettingsError(f"HALFLIFE_SECRETS_DIR: {path.name} {fault}")
+        return super().__call__()
+
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         try:
             return _unless_blank(super().get_field_value(field, field_name), field_name)
@@ -54,6 +69,21 @@ class _SecretFiles(SecretsSettingsSource):
             raise SettingsError(
                 f"HALFLIFE_SECRETS_DIR: the file of {field_name} can't be read ({why})"
             ) from cause
+
+
+def _unusable(path: Path, folder: Path) -> str | None:
+    """Return why what lies in the folder of secrets is no file of it; None where it is one."""
+    try:
+        target = path.resolve(strict=True)
+    except FileNotFoundError:
+        return f"is a link to {path.readlink()}, where nothing is"
+    except (OSError, RuntimeError):
+        return "is a link that can't be followed"
+    if not target.is_file():
+        return "is no file" if not target.is_dir() else "is a folder, not a file with the secret"
+    return (
+        None if folder.resolve() in target.parents else "is a link out of the folder, which is not followed"
+    )
 
 
 def _unless_blank(found: tuple[Any, str, bool], name: str) -> tuple[Any, str, bool]:

@@ -1,8 +1,10 @@
 """The environment as it is read: blank variables, folders of secrets, errors that name the variable, further models."""
 
 import json
+import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,52 @@ def test_a_secret_that_may_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch, 
         InvalidRequest, match=r"the file of cursor_secret can't be read \(Permission denied\)"
     ):
         read_settings()
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("..data/halflife_keys")
+
+
+def _endless(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _outside(path: Path) -> None:
+    (path.parent.parent / "elsewhere").write_text("[]")
+    path.symlink_to("../elsewhere")
+
+
+NO_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a link to nothing": (_dangling, "halflife_keys is a link to ..data/halflife_keys, where nothing is"),
+    "a link to itself": (_endless, "halflife_keys is a link that can't be followed"),
+    "a link out of the folder": (_outside, "halflife_keys is a link out of the folder"),
+    "a folder": (Path.mkdir, "halflife_keys is a folder"),
+    "a pipe": (os.mkfifo, "halflife_keys is no file"),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("make, told", NO_FILES.values(), ids=NO_FILES)
+def test_a_secret_that_is_no_file_of_the_folder_is_told_by_its_name(
+    make: Callable[[Path], None], told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    make(folder / "halflife_keys")
+    monkeypatch.setenv("HALFLIFE_SECRETS_DIR", str(folder))
+    with pytest.raises(InvalidRequest) as refused:
+        read_settings()
+    assert f"HALFLIFE_SECRETS_DIR: {told}" in refused.value.detail
+
+
+def test_secrets_are_read_as_kubernetes_mounts_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "..2026").mkdir()
+    (tmp_path / "..2026" / "halflife_keys").write_text("[]")
+    (tmp_path / "..data").symlink_to("..2026")
+    (tmp_path / "halflife_keys").symlink_to("..data/halflife_keys")
+    monkeypatch.setenv("HALFLIFE_SECRETS_DIR", str(tmp_path))
+    assert read_settings().keys == "[]"
+    assert without_effect({"HALFLIFE_SECRETS_DIR": str(tmp_path)}) == []
 
 
 NO_DOOR: dict[str, tuple[dict[str, str], str]] = {
