@@ -214,7 +214,7 @@ class RouteStatus(Value):
     status: Literal["ok", "partial", "failed", "skipped"]
     took_ms: int | None = None
     total: Total | None = None
-    returned: int = 0
+    returned: int = Field(0, description="Of these, within `fusion.window`.")
     reason: IfAny[str] = None
     confidence: IfAny[float] = Field(
         None, description="adaptive fusion: how far its first hits stand out from the rest, from 0 to 1."

@@ -295,7 +295,11 @@ class Fusion(Value):
     )
     rank_constant: Annotated[float, Field(ge=1, le=1e6)] = Field(60, description="rrf only.")
     window: Annotated[int, Field(ge=1, le=MAX_WINDOW), WHOLE] | None = Field(
-        None, description=f"Ranks of each route that count; {DEFAULT_WINDOW} if left out."
+        None,
+        description=f"Ranks of each route that count; {DEFAULT_WINDOW} if left out. Where the request leaves it out, "
+        "`top_k` may be more: longer lists (twice the window, four times, …) fill the page, each ranked by its own, behind all "
+        "that comes before, and no stage after fusion works on these hits. Their `routes` tell ranks beyond the window; their "
+        "`score` is what the longer lists give, but no more than the score of the last hit before them.",
     )
     normalizer: Literal["zscore", "minmax"] | None = Field(
         None, description="linear only; 'zscore' if left out."

@@ -918,11 +918,14 @@ def _end(run: Run, outcome: _Outcome) -> str | None:
             )
     elif not search.paging:
         return None
+    # A page longer than the window has longer lists behind it, the last of which holds the others.
+    width = run.plan.tails[-1] if run.plan.tails else run.plan.window
+    longest = {**run.answers, **run.tails.get(width, {})}
     counted_up_to = {route.name: not route.needs_vector for route in run.plan.routes}
     truncated = any(
         answer.total is not None
         and (
-            answer.total.value > len(answer.candidates)
+            answer.total.value > len(longest[name].candidates)
             # Words are counted up to 10,000 only; of a kNN route "gte" says no more than that it was full.
             or (counted_up_to[name] and answer.total.relation == "gte")
         )
@@ -931,7 +934,7 @@ def _end(run: Run, outcome: _Outcome) -> str | None:
     if not truncated:
         return None
     return (
-        f"these are the last hits of the fused window of {run.plan.window}, and the routes match more: raise `fusion.window` "
+        f"these are the last hits of the fused window of {width}, and the routes match more: raise `fusion.window` "
         "to page further"
     )
 

@@ -469,6 +469,21 @@ async def test_the_end_of_the_window_ends_the_pages_and_says_so(asker: Asker) ->
     assert "fusion.window" in warning
 
 
+async def test_a_page_longer_than_the_window_ends_where_its_longest_lists_end(asker: Asker) -> None:
+    everything = await asker.ask(QUERY, top_k=1000, paging=True)
+    assert (len(everything.hits), everything.cursor, everything.warnings) == (400, None, [])
+    head, tail = everything.hits[:100], everything.hits[-1]
+    assert max(part.rank or 0 for part in tail.routes.values()) > 100
+    assert tail.score <= min(hit.score for hit in head)
+    page = await asker.ask(QUERY, top_k=150, paging=True, routes=[TEXT])
+    assert page.warnings == []
+    assert page.cursor is not None
+    page = await asker.page(page.cursor)
+    assert (len(page.hits), page.cursor) == (50, None)
+    [warning] = page.warnings
+    assert "window of 200" in warning
+
+
 async def test_the_last_page_has_no_cursor(asker: Asker) -> None:
     page = await asker.ask(QUERY, top_k=300, paging=True, fusion={"window": 400})
     pages = 1
