@@ -26,7 +26,7 @@ from app.settings import Settings
 from scripts import stack
 from scripts.client import URL_VARIABLE, find_url
 from scripts.distribution import said
-from scripts.serving import read_settings, without_effect
+from scripts.serving import read_settings, secrets_without_effect, variables_without_effect
 
 # Ages are told in days and decays in weeks; but documents a few seconds "in the future" are hidden by `as_of`.
 MOST_SKEW_MS = 2_000
@@ -78,7 +78,11 @@ def examine(data: Path | None) -> list[Check]:
     checks = [whose]
     checks += [
         Check("settings", "warning", line, "correct its name, or take it out of the environment")
-        for line in without_effect(os.environ)
+        for line in variables_without_effect(os.environ)
+    ]
+    checks += [
+        Check("settings", "warning", line, "correct its name, or take it out of the folder of secrets")
+        for line in secrets_without_effect(os.environ)
     ]
     checks += asyncio.run(_examine(settings))
     if (api := _check_api(api_url)) is not None:

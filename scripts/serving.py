@@ -137,36 +137,63 @@ def _check_host(host: str, settings: "Settings") -> None:
 
 
 def without_effect(environment: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each variable, and each file of secrets, that is called like a setting and is none.
+    """Return a sentence for each variable and each file of secrets that is meant as a setting and is none."""
+    return variables_without_effect(environment) + secrets_without_effect(environment)
+
+
+def variables_without_effect(environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable that is called like a setting and is none.
 
     They are told and no more: on a machine that others use too they may be somebody else's.
     """
-    from app.settings import Settings
-
-    settings = {f"HALFLIFE_{name.upper()}" for name in Settings.model_fields}
-    given = {name: name.upper() for name in environment}
-    told = [
-        _mistyped(f"{name} is no setting and has no effect", upper, settings | COMMANDS_READ)
-        for name, upper in sorted(given.items())
+    known = _variables() | COMMANDS_READ
+    return [
+        _mistyped(f"{name} is no setting and has no effect", upper, known)
+        for name, upper in sorted((name, name.upper()) for name in environment)
         if upper.startswith("HALFLIFE_")
-        and upper not in settings | COMMANDS_READ
+        and upper not in known
         and not upper.startswith("HALFLIFE_TEST_")
         and not _SERVICE_LINK.fullmatch(upper)
     ]
-    if folder := environment.get("HALFLIFE_SECRETS_DIR", "").strip():
-        with contextlib.suppress(OSError):
-            files = sorted(file.name for file in Path(folder).expanduser().iterdir())
-            told += [
-                _mistyped(f"the secret {name} is no setting and has no effect", name.upper(), settings)
-                for name in files
-                if name.upper().startswith("HALFLIFE_") and name.upper() not in settings
-            ]
-    return told
+
+
+def secrets_without_effect(environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each file in the folder of secrets that is no setting; hidden ones are nobody's."""
+    folder = environment.get("HALFLIFE_SECRETS_DIR", "").strip()
+    if not folder:
+        return []
+    settings = {name.lower() for name in _variables()}
+    try:
+        found = sorted(Path(folder).expanduser().iterdir())
+    except OSError:
+        return []
+    return [
+        _mistyped(f"the secret {path.name} is no setting and has no effect", path.name.lower(), settings)
+        for path in found
+        if not path.name.startswith(".")
+        and path.name.lower() not in settings
+        and (path.is_file() or path.name.lower().startswith("halflife"))
+    ]
+
+
+def _variables() -> set[str]:
+    from app.settings import Settings
+
+    return {f"HALFLIFE_{name.upper()}" for name in Settings.model_fields}
 
 
 def _mistyped(told: str, name: str, known: Set[str]) -> str:
-    alike = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
-    return f"{told}: is {alike[0]} meant?" if alike else told
+    """Add the known name that is meant, if one is very like it. What all begin with is no likeness."""
+    stems = {_stem(each): each for each in known}
+    alike = difflib.get_close_matches(_stem(name), sorted(stems), n=1, cutoff=0.85)
+    return f"{told}: is {stems[alike[0]]} meant?" if alike else told
+
+
+def _stem(name: str) -> str:
+    words = re.split(r"[-_. ]+", name.lower())
+    # The prefix may be mistyped too.
+    of_ours = difflib.SequenceMatcher(None, words[0], "halflife").ratio() > 0.8
+    return "_".join(words[1:] if of_ours else words)
 
 
 def _unusable(faults: str) -> InvalidRequest:

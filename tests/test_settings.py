@@ -13,6 +13,7 @@ import pytest
 from app.errors import InvalidRequest
 from app.main import check_doors, create_app
 from app.settings import EMPTY_IS_A_CHOICE, Settings
+from scripts import doctor
 from scripts.distribution import said
 from scripts.serving import COMMANDS_READ, StartFailed, check_settings, listen, read_settings, without_effect
 
@@ -78,9 +79,50 @@ def test_names_that_are_no_settings_are_told(tmp_path: Path) -> None:
     assert without_effect(given) == [
         "HALFLIFE_EMBEDING_MODEL is no setting and has no effect: is HALFLIFE_EMBEDDING_MODEL meant?",
         "HALFLIFE_MOON is no setting and has no effect",
-        "the secret halflife_embedding_api_kye is no setting and has no effect: is HALFLIFE_EMBEDDING_API_KEY meant?",
+        "the secret halflife_embedding_api_kye is no setting and has no effect: is halflife_embedding_api_key meant?",
+        "the secret somebody_elses is no setting and has no effect",
     ]
     assert without_effect({"HALFLIFE_SECRETS_DIR": str(tmp_path / "none")}) == []
+
+
+SLIPS: dict[str, str | None] = {
+    "halflife-max-window": "halflife_max_window",
+    "max_window": "halflife_max_window",
+    "halfife_cursor_secret": "halflife_cursor_secret",
+    "HALFLIFE_ELASTICSEARCH_APIKEY": "halflife_elasticsearch_api_key",
+    "halflife_cursor_secret.txt": "halflife_cursor_secret",
+    # No setting is like these; that all begin alike is no likeness.
+    "halflife_url": None,
+    "halflife_data": None,
+    "README": None,
+}
+
+
+@pytest.mark.parametrize("name, meant", SLIPS.items(), ids=SLIPS)
+def test_a_slip_in_the_folder_of_secrets_is_told(name: str, meant: str | None, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("x")
+    (tmp_path / ".hidden").write_text("x")
+    (tmp_path / "kubernetes.io").mkdir()
+    told = f"the secret {name} is no setting and has no effect" + (f": is {meant} meant?" if meant else "")
+    assert without_effect({"HALFLIFE_SECRETS_DIR": str(tmp_path)}) == [told]
+
+
+def test_the_doctors_remedy_is_for_where_the_slip_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def nothing(_: Any) -> list[doctor.Check]:
+        return []
+
+    (tmp_path / "slip").write_text("x")
+    monkeypatch.setenv("HALFLIFE_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv("HALFLIFE_PORTAL", "x")
+    monkeypatch.setattr(doctor, "_settings", lambda data: (None, doctor.Check("settings", "ok", "these")))
+    monkeypatch.setattr(doctor, "_api_url", lambda data: None)
+    monkeypatch.setattr(doctor, "_check_api", lambda url: None)
+    monkeypatch.setattr(doctor, "_examine", nothing)
+    _, variable, secret = doctor.examine(None)
+    assert variable.detail == "HALFLIFE_PORTAL is no setting and has no effect"
+    assert "out of the environment" in (variable.remedy or "")
+    assert "the secret slip is no setting" in secret.detail
+    assert "out of the folder of secrets" in (secret.remedy or "")
 
 
 def test_every_variable_of_ours_is_known() -> None:
