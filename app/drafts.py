@@ -145,10 +145,14 @@ def misnamed(
     """
     told = []
     if table and names.text not in values and names.title not in values:
-        told.append(
-            f"no column is called `{shown(names.text)}` or `{shown(names.title)}`: its text is made of all columns; say "
-            "which they are (`names` of an upload, --text-field and --title-field of `halflife load`)"
-        )
+        held = [name for name in (names.text, names.title) if name in columns]
+        if held and document.get("text"):
+            told.append(f"its `{shown(held[0])}` is empty: its text is made of all its other columns")
+        elif not held:
+            told.append(
+                f"no column is called `{shown(names.text)}` or `{shown(names.title)}`: its text is made of all columns; say "
+                "which they are (`names` of an upload, --text-field and --title-field of `halflife load`)"
+            )
     elif not document.get("text") and names.text not in values:
         like = [name for name in _TEXT_LIKE if isinstance(values.get(name), str) and values[name].strip()]
         if like:

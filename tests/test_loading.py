@@ -222,6 +222,21 @@ def test_a_column_that_was_named_and_is_nowhere_is_a_fault(
     assert len([item for item in items if item.document]) == stored
 
 
+@pytest.mark.parametrize(
+    "row, told", [("2", None), ("2,,", None), ("2,,note", "its `text` is empty: its text is made of all its")]
+)
+def test_a_row_that_leaves_its_text_empty_is_not_told_that_there_is_no_such_column(
+    tmp_path: Path, row: str, told: str | None
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(f"id,text,more\n1,a,b,c\n{row}\n3,fine,\n", encoding="utf-8")
+    items = list(sources.read(_source(path, lines=False), Names()))
+    assert [bool(item.fault) for item in items] == [True, False, False]
+    assert [warning[: len(told or "")] for item in items for warning in item.warnings] == (
+        [told] if told else []
+    )
+
+
 @pytest.mark.parametrize("key", ["content", "body", "page_content"])
 def test_a_text_of_another_name_is_told_once(tmp_path: Path, key: str) -> None:
     lines = [json.dumps({"id": str(number), "title": "T", key: "words"}) + "\n" for number in range(3)]
