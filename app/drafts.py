@@ -278,6 +278,8 @@ def for_all(cells: Mapping[str, str]) -> Json:
     plain = {name: cell for name, cell in cells.items() if not name.startswith("metadata.")}
     part = from_cells({**plain, "id": "x", "text": "x"}, Names(), default_id="x")
     inner = {name.removeprefix("metadata."): _cell(cell) for name, cell in cells.items() if name not in plain}
+    if twice := sorted(part.get("metadata", {}).keys() & inner.keys()):
+        raise ValueError(f"`metadata.{twice[0]}` and `{twice[0]}` are one key: give it one value")
     if metadata := {**part.get("metadata", {}), **inner}:
         part["metadata"] = metadata
     try:

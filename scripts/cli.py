@@ -7,6 +7,7 @@ Each command parses, calls one module and prints. Heavy modules are imported by 
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from scripts.stack import NothingRuns, Options, State, data_folder
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from scripts.loading import Tally
+    from scripts.loading import Failure, Tally
     from scripts.pruning import Pruned
     from scripts.sources import Read
 
@@ -475,7 +476,8 @@ def load(
     else a key of its metadata (metadata.KEY where a field is called so). Values are read as a table's: true, false and
     numbers as such, tags split at commas.
 
-    A line, file or folder that can't be read or stored is told with its reason at the end; the rest goes on. A
+    A line, file or folder that can't be read or stored is told with its reason at the end (of one cause, the first
+    three); the rest goes on. A
     document loaded again takes the place of its earlier version. An id that two files of one load bring is a failure of
     the second one; within one file the later line or row counts.
 
@@ -594,12 +596,10 @@ def load(
         }
         typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
-        for failure in tally.failures:
-            say(f"✗ {failure.where}{f' ({failure.id})' if failure.id else ''}: {failure.reason}")
-            if failure.remedy:
-                say(f"    {failure.remedy}")
+        for line in told_of(tally.failures):
+            say(line)
         if tally.failed > len(tally.failures):
-            say(f"… and {tally.failed - len(tally.failures)} more; --failures FILE writes them all.")
+            say(f"… and {tally.failed - len(tally.failures)} more failures; --failures FILE writes them all.")
         if tally.truncated:
             say(
                 f"{tally.truncated} documents hold a passage longer than the model reads; its end is found by its words only."
@@ -626,6 +626,28 @@ def load(
     if tally.interrupted:
         return INTERRUPTED
     return FAILED if tally.failed or not (pruned is None or pruned.ok) else 0
+
+
+def told_of(failures: "Sequence[Failure]", *, shown: int = 3) -> list[str]:
+    """Return lines that tell failures in order, of those of one cause the first few and how many more there are.
+
+    Causes are one where they differ in numbers and in what stands in quotes only.
+    """
+    alike: dict[tuple[str, str | None], list[Failure]] = {}
+    for failure in failures:
+        cause = re.sub(r"'[^']*'|\d+", "…", failure.reason)
+        alike.setdefault((cause, failure.remedy), []).append(failure)
+    lines = []
+    for (_, remedy), group in alike.items():
+        lines += [
+            f"✗ {failure.where}{f' ({failure.id})' if failure.id else ''}: {failure.reason}"
+            for failure in group[:shown]
+        ]
+        if more := group[shown:]:
+            lines.append(f"  and {len(more)} more such, to {more[-1].where}; --failures FILE writes them all")
+        if remedy:
+            lines.append(f"    {remedy}")
+    return lines
 
 
 def _tell_pruned(pruned: "Pruned", *, dry_run: bool) -> None:

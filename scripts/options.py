@@ -36,7 +36,7 @@ def named_source(name: str | None) -> str | None:
 
 
 def said_of_all(pairs: list[str] | None) -> dict[str, Any]:
-    """Return the part of a document that KEY=VALUE pairs make; a key that comes twice has its last value."""
+    """Return the part of a document that KEY=VALUE pairs make. A key that comes twice is wrong usage."""
     from app.drafts import for_all
 
     cells = {}
@@ -46,6 +46,8 @@ def said_of_all(pairs: list[str] | None) -> dict[str, Any]:
             raise typer.BadParameter(f"'{pair}' is no KEY=VALUE, such as lang=en or team=search")
         if key.strip() == "source":
             raise typer.BadParameter("a source is given by --source NAME")
+        if key.strip() in cells:
+            raise typer.BadParameter(f"`{key.strip()}` is given twice: give it one value")
         cells[key.strip()] = value.strip()
     try:
         return for_all(cells)

@@ -21,6 +21,7 @@ from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound,
 from app.settings import Settings
 from scripts import cli, client, doctor, reindexing, table
 from scripts.client import ApiProblem, Client, find_url
+from scripts.loading import Failure
 from scripts.stack import Process, State
 from tests.conftest import ROOT
 from tests.fakes import FarEnd, Reply, RerankServer
@@ -545,6 +546,19 @@ def test_loading_tells_each_failure_and_ends_with_1(tmp_path: Path) -> None:
     told = json.loads(as_json.stdout)
     assert (told["created"], told["failed"], told["chunks"], len(told["failures"])) == (1, 2, 2, 2)
     assert as_json.stderr == ""
+
+
+def test_failures_of_one_cause_are_told_a_few_times_and_counted() -> None:
+    failures = [
+        Failure(f"x.jsonl:{n}", None, f"its own `source` is 's{n}'", "leave it out") for n in range(750)
+    ]
+    failures.insert(1, Failure("x.jsonl:0", "a", "not JSON"))
+    assert cli.told_of(failures) == [
+        "✗ x.jsonl:0: its own `source` is 's0'", "✗ x.jsonl:1: its own `source` is 's1'",
+        "✗ x.jsonl:2: its own `source` is 's2'",
+        "  and 747 more such, to x.jsonl:749; --failures FILE writes them all", "    leave it out",
+        "✗ x.jsonl:0 (a): not JSON",
+    ]  # fmt: skip
 
 
 def test_loading_a_folder_tells_file_times_and_what_it_left_out(tmp_path: Path) -> None:

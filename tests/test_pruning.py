@@ -607,6 +607,7 @@ def test_a_key_that_must_not_read_is_told_before_anything_is_stored(
     (["--prune"], "--source"), (["--prune-most"], "--source"), (["--source", " "], "blank"),
     (["--source", "x" * 1025], "1024"), (["--source", "\udcff"], "surrogate"),
     (["--set", "lang"], "KEY=VALUE"), (["--set", "=en"], "KEY=VALUE"), (["--set", "lang= "], "KEY=VALUE"),
+    (["--set", "a=2", "--set", "a = 3"], "`a` is given twice"), (["--set", "a=2", "--set", "metadata.a=3"], "one key"),
     (["--set", "id=x"], "`id` is each document's own"), (["--set", "source=x"], "--source NAME"),
     (["--set", "salience=much"], "`salience`: Input should be a valid number"),
     (["--set", "creation_time=soon"], "`creation_time`"), (["--set", "k" * 257 + "=1"], "256 bytes"), (["--set", "metadata.=1"], "KEY=VALUE"),
