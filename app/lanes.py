@@ -338,15 +338,15 @@ class Carrier:
                 found += [hit["_id"] for hit in hits]
         return found
 
-    def refuse_missing(self, allowed: int) -> None:
-        """Raise Mismatch where the target has refused more documents than that."""
+    def refuse_missing(self, allowed: int, *, remedy: str) -> None:
+        """Raise Mismatch, with what can be done about it now, where the target has refused more documents than that."""
         if len(self.failures) > allowed:
             ids = list(self.failures)
             raise Mismatch(
                 f"{len(ids)} documents can't be brought over: "
                 + "; ".join(f"{id_}: {self.failures[id_]}" for id_ in ids[:3])
                 + ("; …" if len(ids) > 3 else ""),
-                remedy="correct them and run it again, or leave them behind with --allow-missing N; nothing was swapped",
+                remedy=remedy,
                 ids=ids[:1000],
             )
 

@@ -565,7 +565,9 @@ class Reindexer:
                     break
             if attempt == 0:
                 await self._compare(lane, via, ledger)
-                self._carrier.refuse_missing(allow_missing)
+                self._carrier.refuse_missing(
+                    allow_missing, remedy=_MISSING_BACK if ledger.state.phase == "returning" else _MISSING
+                )
             async with contextlib.AsyncExitStack() as held:
                 try:
                     # Nobody else changes what the collection's mapping says until the two are exchanged.
@@ -747,7 +749,7 @@ class Reindexer:
                 break
         else:
             raise _unsettled(self._name)
-        self._carrier.refuse_missing(ledger.state.missing)
+        self._carrier.refuse_missing(ledger.state.missing, remedy=_MISSING_LAST)
         await self._delete(source, kept=target, ledger=ledger)
 
     async def _delete(self, index: str, *, kept: str | None = None, ledger: Ledger | None = None) -> None:
@@ -961,6 +963,14 @@ class Reindexer:
 # --- pure parts ------------------------------------------------------------------------------------------------------
 
 _PAUSABLE: Final[frozenset[Phase]] = frozenset({"copying", "finishing", "returning"})
+_MISSING: Final = (
+    "correct them and run it again, leave them behind with --allow-missing N, or end it with --abort (until then purge and "
+    "a reindex with other changes are refused); nothing was swapped"
+)
+_MISSING_BACK: Final = (
+    "correct them and run --rollback again, or stay with the new index with --abort; nothing was swapped"
+)
+_MISSING_LAST: Final = "correct them and run --finish again, or go back with --rollback; nothing was deleted"
 _ROLLING_BACK: Final = "run --rollback again to go on with it, or --abort to stay with the new index"
 
 

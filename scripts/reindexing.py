@@ -166,7 +166,11 @@ def reindex(
       halflife reindex handbook --finish
       halflife reindex handbook --from-index wiki --map text=body --map creation_time=published
 
-    Exit codes: 0 done; 1 refused or failed, the collection is as it was; 2 wrong usage; 3 Elasticsearch does not
+    One that has begun and fails, on documents that do not fit say, changes nothing that searches or writes see, but stays
+    under way, and purge waits for it: run the same command again to go on, or --abort to end it; --status tells.
+
+    \b
+    Exit codes: 0 done; 1 refused or failed, the collection serves as it did; 2 wrong usage; 3 Elasticsearch does not
     answer; 4 (--status) one is under way or waits to be finished, (--limit) nothing was moved; 130 stopped, run it again
     to go on.
     """

@@ -206,6 +206,15 @@ async def test_documents_that_do_not_fit_are_named_and_nothing_is_swapped(world:
     assert "odd" in refused.value.detail
     assert "this is text" in refused.value.detail
     assert (await world.collection()).index == old
+    assert refused.value.remedy is not None
+    for way_out in ("run it again", "--allow-missing", "--abort", "nothing was swapped"):
+        assert way_out in refused.value.remedy
+    # As the remedy says: it stays under way, and other changes wait for its end.
+    with pytest.raises(InvalidRequest, match="with other changes is under way"):
+        await world.reindexer().run(Changes(declare={"n": "keyword"}))
+    await world.reindexer().abort()
+    with pytest.raises(Mismatch):
+        await world.reindexer().run(Changes(declare={"n": "long"}))
     # Corrected meanwhile, the same run goes through.
     await world.upsert({"id": "odd", "text": "t", "metadata": {"n": 7}})
     outcome = await world.reindexer().run(None)
