@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -160,7 +161,7 @@ def up(
     port: Annotated[
         int | None,
         typer.Option(
-            envvar="HALFLIFE_PORT", help="The API's port. Default: the last one, 8080 or a free one.", **PORT
+            help="The API's port. Default: $HALFLIFE_PORT, else the last one, 8080 or a free one.", **PORT
         ),
     ] = None,
     elasticsearch_port: Annotated[
@@ -231,7 +232,10 @@ def up(
         quicken=prepare,
     )
     if stack.running(options.data) is None:
-        check_settings()
+        settings = check_settings()
+        if port is None and "port" in settings.model_fields_set:
+            # Not by typer, which would take what Kubernetes puts there, an address, for a slip.
+            options = replace(options, port=settings.port or None)
         for line in without_effect(os.environ):
             say(f"Note: {line}")
     if detach:

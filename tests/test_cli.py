@@ -19,7 +19,7 @@ from app.asking import Search, Why
 from app.catalog import absent
 from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound, Unauthorized
 from app.settings import Settings
-from scripts import cli, client, doctor, reindexing, table
+from scripts import cli, client, doctor, reindexing, stack, table
 from scripts.client import ApiProblem, Client, find_url
 from scripts.loading import Failure
 from scripts.stack import Process, State
@@ -933,6 +933,28 @@ def test_loading_says_at_once_that_nobody_is_there(tmp_path: Path) -> None:
     assert told.exit_code == 3
     assert "halflife up" in told.output
     assert "trying again" not in told.output
+
+
+@pytest.mark.parametrize("given, said, taken", [
+    ((), "tcp://1.2.3.4:80", None),
+    ((), " ", None),
+    ((), "9123", 9123),
+    ((), "0", None),
+    (("--port", "9124"), "9123", 9124),
+])  # fmt: skip
+def test_the_port_of_the_environment_is_read_as_serve_reads_it(
+    given: tuple[str, ...], said: str, taken: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def obtain(options: stack.Options, _: Any) -> None:
+        asked.append(options)
+        raise cli.CommandFailed("seen")
+
+    monkeypatch.setattr(stack, "obtain", obtain)
+    monkeypatch.setenv("HALFLIFE_PORT", said)
+    done = run("up", "--detach", "--data", str(tmp_path / "stack"), *given)
+    assert [options.port for options in asked] == [taken], done.output
 
 
 @pytest.mark.parametrize("variable, value, told", [
