@@ -19,13 +19,29 @@ MAX_FILE_BYTES = 16 * 2**20
 log = logging.getLogger("halflife")
 
 
+def warn_of_none(ring: Keyring, now_ms: int) -> None:
+    """Say in the log where keys are configured and none is in force: everybody is refused, which may be meant."""
+    if not ring.in_force(now_ms):
+        log.warning(
+            "nobody can use the service: %s; make a key with `halflife keys create`",
+            f"each of the {len(ring.keys)} keys has expired" if ring.keys else "the list of keys is empty",
+        )
+
+
 class KeyFile:
     """The keys of a file, as of at most a second ago."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
         """Read the file. Raises InvalidRequest with the remedy if it can't be used: at the start nothing else is in force."""
         self._path = path
         self._clock = clock
+        self._now_ms = now_ms
         self._looked = clock()
         self._seen = self._stat()
         self._ring = self._read()
@@ -58,7 +74,8 @@ class KeyFile:
                 log.error("the keys stay as they were: %s", error.detail)
             return
         self.fault = None
-        log.info("keys read again: %d in force", len(self._ring.keys))
+        log.info("keys read again: %d in force", self._ring.in_force(self._now_ms()))
+        warn_of_none(self._ring, self._now_ms())
 
     def _stat(self) -> tuple[int, ...] | None:
         try:

@@ -82,6 +82,10 @@ class Key(Value):
         """What binds cursors to this very key: another token under the same id has another tag."""
         return f"{self.id}:{self.hash.removeprefix('sha256:')[:16]}"
 
+    def expired(self, now_ms: int) -> bool:
+        """Tell whether its time was over at that time, in milliseconds since 1970."""
+        return self.expires is not None and now_ms >= to_ms(self.expires)
+
     def allows(self, scope: Scope) -> bool:
         """Tell whether the key has the scope; who administers may also see the figures."""
         return scope in self.scopes or (scope == "metrics" and "admin" in self.scopes)
@@ -98,8 +102,8 @@ class Keyring:
         self.keys = tuple(keys)
         self._digests = tuple((key.digest, key) for key in self.keys)
 
-    def find(self, token: bytes, *, now_ms: int) -> Key | None:
-        """Return the key whose token this is; None for none and for one that has expired.
+    def known(self, token: bytes) -> Key | None:
+        """Return the key whose token this is, expired or not; None for none.
 
         Every stored hash is compared, as bytes and in constant time: how long it takes tells nothing of the keys.
         """
@@ -108,9 +112,16 @@ class Keyring:
         for digest, key in self._digests:
             if hmac.compare_digest(given, digest):
                 found = key
-        if found is None or len(token) > MAX_TOKEN_BYTES:
-            return None
-        return found if found.expires is None or now_ms < to_ms(found.expires) else None
+        return None if len(token) > MAX_TOKEN_BYTES else found
+
+    def find(self, token: bytes, *, now_ms: int) -> Key | None:
+        """Return the key in force whose token this is; None for none and for one that has expired."""
+        found = self.known(token)
+        return None if found is None or found.expired(now_ms) else found
+
+    def in_force(self, now_ms: int) -> int:
+        """Return how many of the keys have not expired."""
+        return sum(not key.expired(now_ms) for key in self.keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from app.embedding import Embedder
 from app.errors import ClusterUnavailable, EmbedderUnavailable, HalflifeError, InvalidRequest
 from app.extracted import Limits
 from app.feedback import Votes
-from app.keyfile import KeyFile
+from app.keyfile import KeyFile, warn_of_none
 from app.keys import Keyring, parse_keys
 from app.limits import Buckets
 from app.limits import Limits as RequestLimits
@@ -97,6 +97,8 @@ def create_app(settings: Settings) -> FastAPI:
                 sandbox=sandbox,
             )
             service.keyed = keys is not None
+            if keys is not None:
+                warn_of_none(keys() if isinstance(keys, KeyFile) else keys, time.time_ns() // 1_000_000)
             if isinstance(keys, KeyFile):
                 service.key_fault = keys.look
             elif keys is None:

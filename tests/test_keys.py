@@ -18,7 +18,7 @@ from app.collection import Collection, DeclaredType
 from app.documents import declared_values
 from app.errors import InvalidRequest
 from app.filters import confined, holds, marks, parse_filter
-from app.keyfile import KeyFile
+from app.keyfile import KeyFile, warn_of_none
 from app.keys import Keyring, bearer, fence, hash_of, parse_keys
 from app.main import create_app
 from app.settings import Settings
@@ -296,6 +296,24 @@ def test_the_file_is_read_again_when_it_changes(tmp_path, caplog):
     write(path)
     clock.now += 1
     assert not known(b"secret"), "a file without keys lets nobody in"
+
+
+@pytest.mark.parametrize("entries, told", [
+    ([], "nobody can use the service: the list of keys is empty"),
+    ([entry(expires="2027-01-15T08:00:00Z")], "each of the 1 keys has expired"),
+    ([entry(), entry(id="old", hash=hash_of("old"), expires="2020-01-01T00:00:00Z")], None),
+])  # fmt: skip
+def test_keys_none_of_which_is_in_force_are_told(entries, told, tmp_path, caplog):
+    warn_of_none(ring(*entries), NOW)
+    path, clock = tmp_path / "keys.json", Clock()
+    write(path, entry(id="first"))
+    keys = KeyFile(path, clock=clock, now_ms=lambda: NOW)
+    write(path, *entries)
+    clock.now += 1
+    keys()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == (0 if told is None else 2)
+    assert all(str(told) in line for line in warnings)
 
 
 @pytest.mark.parametrize("text", [None, "", "{", b"\xff".decode("latin-1")])

@@ -272,6 +272,13 @@ def test_refusals_tell_their_reason(node_url, embedding):
             assert now >= before + 1, labels
 
 
+@pytest.mark.node
+def test_a_service_that_nobody_can_use_says_so_at_its_start(node_url, embedding, caplog):
+    with serving(settings_for(node_url, embedding.base_url, dims=DIMS, keys="[]")) as running:
+        assert running.client.get("/v1/collections").status_code == 401
+    assert "nobody can use the service: the list of keys is empty" in caplog.text
+
+
 async def test_methods_that_nobody_knows_make_no_series_of_their_own():
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 405, "headers": []})
