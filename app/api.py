@@ -4,6 +4,7 @@ Bodies are read as strict JSON (no NaN, no duplicate keys, well-formed Unicode),
 here, with the field's name and a remedy, in RFC 9457 form. Nothing of a body is echoed unescaped or at length.
 """
 
+import codecs
 import difflib
 import json
 import logging
@@ -181,16 +182,46 @@ def key_of(request: Request) -> Key | None:
 
 
 async def read_json(request: Request) -> Any:
-    """Return the body as JSON. Raises InvalidRequest for what is not JSON by the letter of RFC 8259."""
-    body = await request.body()
+    """Return the body as JSON. Raises InvalidRequest as `parse_json` does."""
+    return parse_json(await request.body(), field="body", what="the body")
+
+
+def parse_json(given: bytes, *, field: str, what: str, example: str | None = None) -> Any:
+    """Return what the JSON says, a byte order mark before it left out.
+
+    Raises InvalidRequest, with what to do about it, for what is not JSON by the letter of RFC 8259, for a key given
+    twice, and for what no reader here takes: more than 200 levels, or a whole number of more than 4,300 digits.
+    """
     try:
-        return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
+        return jiter.from_json(
+            given.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False, catch_duplicate_keys=True
+        )
     except ValueError as cause:
+        told = str(cause)[:200]
+        remedy = next((remedy for part, remedy in _JSON_REMEDIES.items() if part in told), None)
+        if given.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            remedy = "send UTF-8, not UTF-16"
+        elif not given.strip():
+            told, remedy = "it is empty", "send a JSON object"
         raise InvalidRequest(
-            f"the body is not valid JSON: {str(cause)[:200]}",
-            field="body",
-            remedy="send UTF-8 JSON without NaN or Infinity and without a key twice",
+            f"{what} is not valid JSON: {told}",
+            field=field,
+            remedy=(remedy or "send UTF-8 JSON: names and text in double quotes, no NaN or Infinity")
+            + (f"; such as {example}" if example else ""),
         ) from cause
+
+
+_JSON_REMEDIES = {
+    "recursion limit": "nest lists and objects in each other at most 200 levels deep",
+    "number out of range": "write a number of fewer digits, or put it in quotes as text",
+    "duplicate key": "give each key of an object once",
+    "unicode": "send well-formed UTF-8",
+    "hex escape": "write characters beyond U+FFFF as two escapes, a high and a low surrogate, or as UTF-8",
+    "control character": "escape control characters in text: a line feed is \\n",
+    "EOF": "send it whole: it ends before its last bracket or quote",
+    "trailing comma": "drop the comma before the closing bracket",
+    "trailing characters": "send one JSON value, and nothing after it",
+}
 
 
 def answer(model: BaseModel, *, status: int = 200) -> Response:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jiter
 from fastapi import Query, Request, Response
 from starlette.datastructures import UploadFile
 
@@ -19,6 +18,7 @@ from app.api import (
     known_of,
     make_router,
     needs,
+    parse_json,
     reached,
     read_json,
     service_of,
@@ -160,16 +160,7 @@ async def _read_form(request: Request) -> tuple[FileForm, list[tuple[str, bytes,
 
 
 def _form_json(key: str, text: str) -> Any:
-    try:
-        return jiter.from_json(
-            text.encode("utf-8", "replace"), allow_inf_nan=False, catch_duplicate_keys=True
-        )
-    except ValueError as cause:
-        raise InvalidRequest(
-            f"`{key}` is not JSON: {str(cause)[:200]}",
-            field=key,
-            remedy='send a JSON object, such as {"lang": "en"}',
-        ) from cause
+    return parse_json(text.encode("utf-8", "replace"), field=key, what=f"`{key}`", example='{"lang": "en"}')
 
 
 @router.patch(
@@ -316,14 +307,9 @@ async def list_documents(
 
 
 def _filter(text: str) -> dict[str, Any]:
-    try:
-        value = jiter.from_json(
-            text.encode("utf-8", "replace"), allow_inf_nan=False, catch_duplicate_keys=True
-        )
-    except ValueError as cause:
-        raise InvalidRequest(
-            f"the filter is not JSON: {str(cause)[:200]}", field="filter", remedy='such as {"lang": "en"}'
-        ) from cause
+    value = parse_json(
+        text.encode("utf-8", "replace"), field="filter", what="the filter", example='{"lang": "en"}'
+    )
     if not isinstance(value, dict):
         raise InvalidRequest("a filter is an object", field="filter", remedy='such as {"lang": "en"}')
     return value

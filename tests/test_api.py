@@ -215,6 +215,37 @@ def test_values_of_another_json_type_are_refused(client, options, field, told, r
     assert problem(asked, 422, field)["detail"] == body["detail"]
 
 
+NO_JSON: list[tuple[bytes, str, str]] = [
+    (b'{"query": ' + b"[" * 300, "recursion limit", "200 levels"),
+    (b'{"top_k": ' + b"9" * 5000 + b"}", "number out of range", "fewer digits"),
+    (b'{"query": "a", "query": "b"}', "duplicate key", "once"),
+    (b'{"query": "\xff"}', "unicode", "UTF-8"),
+    (b'{"query": "\\ud800"}', "hex escape", "two escapes"),
+    (b'{"query": "a\nb"}', "control character", "\\n"),
+    (b'{"query": "a"', "EOF", "whole"),
+    (b'{"query": "a",}', "trailing comma", "drop the comma"),
+    (b'{"query": "a"} {}', "trailing characters", "nothing after it"),
+    ("{}".encode("utf-16"), "expected value", "not UTF-16"),
+    (b'{"top_k": NaN}', "expected value", "NaN"),
+    (b"{'query': 1}", "key must be a string", "double quotes"),
+    (b" ", "empty", "object"),
+]
+
+
+@pytest.mark.parametrize("sent, told, remedy", NO_JSON, ids=lambda each: str(each)[:20])
+def test_what_is_no_json_is_told_what_to_do(client, sent, told, remedy):
+    body = problem(client.post("/v1/search", content=sent), 422, "body")
+    assert told in body["detail"]
+    assert remedy in body["remedy"]
+
+
+def test_a_byte_order_mark_is_read_past(client, collection):
+    sent = b"\xef\xbb\xbf" + json.dumps({"collection": collection, "query": "q"}).encode()
+    assert client.post("/v1/search", content=sent).status_code == 200
+    listed = client.get(f"/v1/collections/{collection}/documents", params={"filter": '{"lang": "en"'})
+    assert problem(listed, 422, "filter")["remedy"].endswith('such as {"lang": "en"}')
+
+
 def test_whole_numbers_may_be_written_with_a_point(client, collection):
     body = {"collection": collection, "query": "q", "top_k": 5.0, "min_relevance": 0, "rerank": None}
     assert client.post("/v1/search", json=body).status_code == 200
