@@ -4,6 +4,7 @@ Each command parses, calls one module and prints. Heavy modules are imported by 
 `--help` is quick. Failures that are foreseen are told in words with a remedy, never as a stack trace.
 """
 
+import errno
 import inspect
 import json
 import os
@@ -1073,7 +1074,19 @@ def guarded(run: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FAILED
     except OSError as error:
-        return _tell(f"{error.filename or 'The system'}: {error.strerror or error}", None, FAILED)
+        remedy = _OF_SYSTEM.get(error.errno or 0) if error.filename else None
+        return _tell(f"{error.filename or 'The system'}: {error.strerror or error}", remedy, FAILED)
+
+
+_OF_SYSTEM = {
+    errno.ENOENT: "check the path: there is no such file, or no such folder to write it into",
+    errno.ENOTDIR: "check the path: a file stands where a folder is meant",
+    errno.EISDIR: "name a file: this is a folder",
+    errno.EACCES: "check who may read and write it, and its folder",
+    errno.EPERM: "check who may read and write it, and its folder",
+    errno.EROFS: "name a place that can be written to",
+    errno.ENOSPC: "make room on the disk",
+}
 
 
 def _tell(message: str, remedy: str | None, code: int) -> int:

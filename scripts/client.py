@@ -46,6 +46,8 @@ _IN_COMMANDS = (
     (re.compile(r"send a key as `Authorization: Bearer …`"), f"give a key as {KEY_VARIABLE} or --key"),
 )
 
+_WHOSE = "check that --url (or HALFLIFE_URL) leads to Halflife's API: `halflife status` tells the local stack's address"
+
 Json = dict[str, Any]
 T = TypeVar("T")
 
@@ -202,7 +204,9 @@ class Client:
     def collections(self) -> list[Json]:
         """Return what collections there are."""
         found = self._request("GET", "/v1/collections", None, _READ_TIMEOUT_S)
-        return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+        if not isinstance(found, list):
+            raise self._foreign()
+        return [item for item in found if isinstance(item, dict)]
 
     def check(self) -> None:
         """Raise ApiUnreachable unless somebody answers at the address."""
@@ -210,7 +214,7 @@ class Client:
 
     def collection(self, name: str) -> Json:
         """Return what a collection is and holds."""
-        return self._object("GET", _collection(name))
+        return self._own(self._of_existing("GET", _collection(name)))
 
     def put_collection(self, name: str, options: Mapping[str, Any]) -> Json:
         """Create a collection, or change one in place."""
@@ -218,11 +222,11 @@ class Client:
 
     def delete_collection(self, name: str) -> None:
         """Delete a collection with all its documents."""
-        self._request("DELETE", f"{_collection(name)}?confirm={quote(name, safe='')}", None, _READ_TIMEOUT_S)
+        self._of_existing("DELETE", f"{_collection(name)}?confirm={quote(name, safe='')}")
 
     def synonyms(self, name: str) -> Json:
         """Return a collection's synonyms."""
-        return self._object("GET", f"{_collection(name)}/synonyms")
+        return self._own(self._of_existing("GET", f"{_collection(name)}/synonyms"))
 
     def put_synonyms(self, name: str, rules: Sequence[Any]) -> Json:
         """Set a collection's synonyms."""
@@ -230,7 +234,7 @@ class Client:
 
     def delete_synonyms(self, name: str) -> None:
         """Delete a collection's synonyms."""
-        self._request("DELETE", f"{_collection(name)}/synonyms", None, _READ_TIMEOUT_S)
+        self._of_existing("DELETE", f"{_collection(name)}/synonyms")
 
     # -- HTTP
 
@@ -241,12 +245,25 @@ class Client:
         body: Mapping[str, Any] | None = None,
         timeout_s: float = _READ_TIMEOUT_S,
     ) -> Json:
-        answer = self._request(method, path, body, timeout_s)
+        return self._own(self._request(method, path, body, timeout_s))
+
+    def _own(self, answer: Any) -> Json:
+        """Return an answer if it is an object, as all of ours are."""
         if not isinstance(answer, dict):
-            raise ApiError(
-                f"{self.url} answered something that is not Halflife's", remedy="check the address in --url"
-            )
+            raise self._foreign()
         return answer
+
+    def _foreign(self) -> ApiError:
+        return ApiError(f"{self.url} answered something that is not Halflife's", remedy=_WHOSE)
+
+    def _of_existing(self, method: str, path: str) -> Any:
+        """Ask for what must be there: what is missing is to be looked up, and not to be made."""
+        try:
+            return self._request(method, path, None, _READ_TIMEOUT_S)
+        except ApiProblem as problem:
+            if problem.status == 404 and problem.code == "not-found":
+                problem.remedy = "`halflife collections list` lists those that there are"
+            raise
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
         import httpx2
@@ -275,9 +292,11 @@ class Client:
             answer = None
         if response.is_success:
             return answer
-        problem = (
-            answer if isinstance(answer, dict) else {"title": f"HTTP {response.status_code} from {self.url}"}
-        )
+        if not isinstance(answer, dict) or not isinstance(answer.get("title"), str):
+            # Another program's answer, or that of a proxy before ours.
+            told = f"HTTP {response.status_code} from {self.url}, and the answer is not Halflife's"
+            answer = {"title": told, "remedy": _WHOSE}
+        problem = answer
         raise ApiProblem(response.status_code, problem, _retry_after(response))
 
 

@@ -493,8 +493,43 @@ def test_nobody_there_ends_with_3_and_the_remedy() -> None:
 def test_an_answer_that_is_not_ours_is_told_as_such() -> None:
     with FarEnd(lambda _: Reply(body=b"<html>")) as api:
         assert "not Halflife's" in run("search", "q", "--url", api.url).stderr
+        assert "not Halflife's" in run("collections", "list", "--url", api.url).stderr
         api.answer = lambda _: Reply(502, b"<html>")
         assert "HTTP 502" in run("search", "q", "--url", api.url).stderr
+        # As Elasticsearch itself answers.
+        api.answer = lambda _: Reply(400, {"error": "no handler found for uri", "status": 400})
+        for command in (("search", "q"), ("collections", "show", "c"), ("collections", "list")):
+            told = run(*command, "--url", api.url)
+            assert told.exit_code == cli.FAILED
+            assert f"error: HTTP 400 from {api.url}, and the answer is not Halflife's\n" in told.stderr
+            assert "remedy: check that --url" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("collections", "show"),
+        ("collections", "delete", "--yes"),
+        ("synonyms", "show"),
+        ("synonyms", "delete"),
+    ],
+)
+def test_a_missing_collection_is_looked_up_and_not_made(command: tuple[str, ...]) -> None:
+    problem = {
+        "type": "urn:halflife:problem:not-found", "title": "Not found", "detail": "there is no collection `nope`",
+        "remedy": "create it with PUT /v1/collections/nope",
+    }  # fmt: skip
+    with FarEnd(lambda _: Reply(404, problem)) as api:
+        told = run(*command, "nope", "--url", api.url)
+    assert told.exit_code == cli.FAILED
+    assert "remedy: `halflife collections list` lists those that there are\n" in told.stderr
+    assert "make it" not in told.stderr
+
+
+def test_a_file_that_is_not_there_comes_with_a_remedy(tmp_path: Path) -> None:
+    told = run("synonyms", "set", "docs", str(tmp_path / "nofile"), "--url", "http://127.0.0.1:9")
+    assert told.exit_code == cli.FAILED
+    assert f"error: {tmp_path}/nofile: No such file or directory\nremedy: check the path" in told.stderr
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://[::1", "http://x:port"])
