@@ -10,7 +10,9 @@ import fcntl
 import json
 import math
 import os
+import re
 import secrets
+import shlex
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +28,7 @@ from scripts.options import JsonOption
 FILE_VARIABLE = "HALFLIFE_KEYS_FILE"
 MODE = 0o600
 _MOST_DAYS = 36_500
+_NEW = "the new key"
 PANEL = "The API's keys"
 
 
@@ -119,6 +122,17 @@ def create(
 
     if file is None and not entry:
         raise _no_file()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+        raise ApiError(
+            f"'{name}' can't be a key's id",
+            remedy="write 1 to 64 letters of English, digits, `.`, `_` and `-`, a letter or a digit first, such as team-a",
+        )
+    for option, text, such in (
+        ("--collections", collections, "'team-a-*'"),
+        ("--scopes", scopes, "read,write"),
+    ):
+        if not _listed(text):
+            raise ApiError(f"{option} names nothing", remedy=f"give at least one, such as {option} {such}")
     token = keys.TOKEN_PREFIX + secrets.token_urlsafe(32)
     now = datetime.now(UTC).replace(microsecond=0)
     made: dict[str, Any] = {
@@ -138,17 +152,20 @@ def create(
     if rate is not None:
         made["rate_per_s"] = rate
     try:
-        [key] = keys.parse_keys(json.dumps([made]), where="the new key")
+        [key] = keys.parse_keys(json.dumps([made]), where=_NEW)
         if file is not None and not entry:
             with _editing(file) as (held, write):
                 if any(other.id == key.id for other in held):
                     raise ApiError(
                         f"there is a key '{name}' in {file} already",
-                        remedy=f"choose another id, or end that one with `halflife keys revoke {name}`",
+                        remedy=f"choose another id, or end that one with `{_command('revoke', file, name)}`",
                     )
                 write([*held, key])
     except InvalidRequest as cause:
-        raise ApiError(cause.detail, remedy=cause.remedy) from cause
+        # A fault of the file is the file's; of the new key its own remedy would send the caller here again.
+        new = cause.detail.startswith(_NEW)
+        remedy = "correct the option; `halflife keys create --help` shows examples" if new else cause.remedy
+        raise ApiError(cause.detail.replace(f"{_NEW}, key 1", _NEW, 1), remedy=remedy) from cause
     written = keys.entry_of(key)
     if as_json:
         typer.echo(json.dumps({"token": token, "key": written}, ensure_ascii=False))
@@ -210,7 +227,7 @@ def revoke(
     with _editing(file) as (held, write):
         left = [key for key in held if key.id != name]
         if len(left) == len(held):
-            raise ApiError(f"there is no key '{name}' in {file}", remedy="see `halflife keys list`")
+            raise ApiError(f"there is no key '{name}' in {file}", remedy=f"see `{_command('list', file)}`")
         write(left)
     typer.echo(f"'{name}' is revoked.", err=True)
     return 0
@@ -235,6 +252,12 @@ def _no_file() -> ApiError:
     return ApiError("no file of keys is named", remedy=f"give --file FILE, or set {FILE_VARIABLE}")
 
 
+def _command(name: str, file: Path, *arguments: str) -> str:
+    """Return a command of this group as it works when it is typed: with the file, unless the environment names it."""
+    named = [] if os.environ.get(FILE_VARIABLE) == str(file) else ["--file", str(file)]
+    return shlex.join(["halflife", "keys", name, *arguments, *named])
+
+
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -245,6 +268,11 @@ def _read(file: Path) -> Sequence[Any]:
 
     try:
         return keys.parse_keys(file.read_text("utf-8"), where=str(file))
+    except FileNotFoundError as cause:
+        raise ApiError(
+            f"there is no file {file}",
+            remedy="check --file; `halflife keys create` makes one with its first key",
+        ) from cause
     except InvalidRequest as cause:
         raise ApiError(cause.detail, remedy=cause.remedy) from cause
     except UnicodeDecodeError as cause:
@@ -264,6 +292,8 @@ def _editing(file: Path) -> Iterator[tuple[Sequence[Any], Callable[[Sequence[Any
 
     # Through a link to what it leads to: replaced itself, the link would be gone.
     file = file.resolve()
+    if not file.parent.is_dir():
+        raise ApiError(f"there is no folder {file.parent}", remedy="make it first, or check --file")
     lock = file.with_name(f".{file.name}.lock")
     with lock.open("w") as held:
         # Made by root, the file's owner could not lock it any more.

@@ -386,7 +386,12 @@ def test_a_key_is_made_listed_and_revoked(tmp_path):
     assert KeyFile(path)().find(token.encode(), now_ms=0) is None
     again = run("revoke", "team-a", "--file", str(path))
     assert again.exit_code == 1
-    assert "no key 'team-a'" in again.output
+    assert f"no key 'team-a' in {path}\nremedy: see `halflife keys list --file {path}`" in again.output
+    nowhere = tmp_path / "none" / "keys.json"
+    for refused in (run("list", "--file", str(nowhere)), run("revoke", "x", "--file", str(nowhere))):
+        assert refused.exit_code == 1
+        assert "there is no " in refused.output
+        assert "remedy: " in refused.output
 
 
 @pytest.mark.parametrize("arguments, told", [
@@ -395,7 +400,12 @@ def test_a_key_is_made_listed_and_revoked(tmp_path):
     (("x", "--collections", "c", "--scopes", "all", "--file", "FILE"), "scopes.0"),
     (("x", "--collections", "c", "--filter", "{", "--file", "FILE"), "not JSON"),
     (("x", "--collections", "c", "--filter", '{"a": {"like": 1}}', "--file", "FILE"), "unknown operators"),
-    (("held", "--collections", "c", "--file", "FILE"), "halflife keys revoke held"),
+    (("held", "--collections", "c", "--file", "FILE"), "halflife keys revoke held --file FILE"),
+    (("über", "--collections", "c", "--file", "FILE"), "'über' can't be a key's id"),
+    (("x", "--collections", "", "--file", "FILE"), "--collections names nothing"),
+    (("x", "--collections", "c", "--scopes", " ,", "--file", "FILE"), "--scopes names nothing"),
+    (("x", "--collections", "C", "--file", "FILE"), "the new key: `collections.0`"),
+    (("x", "--collections", "c", "--file", "FILE/nowhere/keys.json"), "there is no folder FILE/nowhere"),
 ])  # fmt: skip
 def test_a_key_that_can_not_be_leaves_the_file_as_it_was(tmp_path, arguments, told):
     path = tmp_path / "keys.json"
@@ -403,7 +413,10 @@ def test_a_key_that_can_not_be_leaves_the_file_as_it_was(tmp_path, arguments, to
     before = path.read_bytes()
     refused = run("create", *(part.replace("FILE", str(path)) for part in arguments))
     assert refused.exit_code == 1
-    assert told in refused.output
+    assert told.replace("FILE", str(path)) in refused.output
+    assert "remedy: " in refused.output
+    for foreign in ("pattern '", "validation", "or make it with `halflife keys create`"):
+        assert foreign not in refused.output
     assert path.read_bytes() == before
     assert "hlf_" not in refused.output
 
