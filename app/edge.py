@@ -8,6 +8,7 @@ no route and no search.
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import re
 import time
@@ -40,6 +41,8 @@ App = Callable[[ConnectionScope, Receive, Send], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 Result = TypeVar("Result")
 
+log = logging.getLogger("halflife")
+
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 """Paths that ask for no key and are answered under any load: who watches the service must still see it."""
 TIMEOUT_HEADER = b"x-halflife-timeout-ms"
@@ -55,6 +58,8 @@ HELD_BODIES = 4
 bytes while it is cut, embedded and written (measured: 1,000 MB with 248 MB of bodies, 128 MB without)."""
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE"})
 """Methods whose routes read no body: they have their place at once."""
+TELL_EXPIRED_EVERY_S = 60.0
+"""A caller whose key has expired may ask many times a second."""
 RETURN_S = 2
 """When a service that was told to end may be asked again: another one, or itself started anew."""
 SWALLOWED_S = 2.0
@@ -104,6 +109,7 @@ class Edge:
         self._guard = guard
         self._budget_s = budget_s
         self._most_pause_s = most_pause_s
+        self._told_expired: dict[str, float] = {}
         self._ending = asyncio.Event() if ending is None else ending
         self._clock = clock
         self._room = _Room(
@@ -131,6 +137,7 @@ class Edge:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["key"] = None
+        state["key_id"] = None
         more: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
 
         async def send_with_headers(message: Message) -> None:
@@ -181,13 +188,21 @@ class Edge:
             _check_local(scope, host)
             return f"client {host}"
         token = bearer(scope["headers"])
-        key = None if token is None else ring.find(token, now_ms=self._guard.now_ms())
+        key = None if token is None else ring.known(token)
         if key is None:
             raise Unauthorized(
                 "no bearer key came with the request"
                 if token is None
                 else "the bearer key is not known here",
                 remedy="send a key as `Authorization: Bearer …`; who runs the service makes one with `halflife keys create`",
+            )
+        scope["state"]["key_id"] = key.id
+        if key.expired(self._guard.now_ms()):
+            self._tell_expired(key)
+            # Whoever guesses learns nothing by this: it takes the token, of which no other answer is known.
+            raise Unauthorized(
+                f"the bearer key expired at {key.expires:%Y-%m-%dT%H:%M:%SZ}",
+                remedy="ask who runs the service for a new one, which `halflife keys create` makes",
             )
         scope["state"]["key"] = key
         wanted = (self._guard.scoped_paths or {}).get(path)
@@ -196,6 +211,12 @@ class Edge:
                 f"this needs the scope '{wanted}'", remedy=f"use a key that has the scope '{wanted}'"
             )
         return f"key {key.id}"
+
+    def _tell_expired(self, key: Key) -> None:
+        now = self._clock()
+        if now - self._told_expired.get(key.tag, -math.inf) >= TELL_EXPIRED_EVERY_S:
+            self._told_expired[key.tag] = now
+            log.warning("key %s has expired and is still sent", key.id)
 
     def _budget(self, scope: ConnectionScope) -> float:
         """Return the request's time budget in seconds: the header's where it is shorter than the service's own."""

@@ -241,6 +241,26 @@ async def test_a_keys_own_rate_outranks_the_services():
     assert statuses == [200, 200, 429, 429]
 
 
+async def test_only_who_has_an_expired_keys_token_is_told_so(caplog):
+    clock = Clock()
+    guarded = edge(keys=ring(expires="1970-01-01T00:00:00Z"), clock=clock)
+    for _ in range(3):
+        expired = await Call(headers=BEARER).to(guarded)
+    assert (expired.status, expired.problem) == (401, "unauthorized")
+    assert expired.body["detail"] == "the bearer key expired at 1970-01-01T00:00:00Z"
+    assert expired.scope["state"]["key_id"] == "k"
+    assert expired.scope["state"]["key"] is None
+    wrong = await Call(headers={"Authorization": "Bearer Secret"}).to(guarded)
+    assert (wrong.status, wrong.body["detail"]) == (401, "the bearer key is not known here")
+    assert wrong.scope["state"]["key_id"] is None
+    lines = [record.getMessage() for record in caplog.records if "expired" in record.getMessage()]
+    assert lines == ["key k has expired and is still sent"]
+    clock.now += 60
+    await Call(headers=BEARER).to(guarded)
+    assert caplog.text.count("key k has expired") == 2
+    assert "secret" not in caplog.text
+
+
 async def test_without_keys_each_address_is_counted():
     limited = edge(buckets=Buckets(rate_per_s=1, burst=1), clock=Clock())
     assert [(await Call(client=client).to(limited)).status for client in ("127.0.0.1", "127.0.0.1", "127.0.0.2")] == [
