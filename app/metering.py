@@ -23,6 +23,10 @@ REFUSALS: Final = {
 }  # fmt: skip
 """What a status means that the edge answered, before any work was done; others: the request is not valid."""
 
+KEYS_REFUSALS: Final = frozenset({401, 403, 429})
+"""What is counted by key, whether the edge refused it or a route: these are about who asks, not about what."""
+MOST_PATH: Final = 200
+
 log = logging.getLogger("halflife.access")
 
 
@@ -58,13 +62,21 @@ class Metering:
             method = scope["method"] if scope["method"] in METHODS else "other"
             observing.REQUESTS.labels(route or "none", method, str(status)).observe(took)
             # The edge says what it refused, a body that was too large or slow on its way to a route included.
-            refused = scope.get("state", {}).get("refused")
+            state = scope.get("state", {})
+            refused = state.get("refused")
+            key_id = state.get("key_id")
+            if key_id is not None and (refused is not None or status in KEYS_REFUSALS):
+                observing.key_refused(key_id, status)
             if refused is not None:
                 observing.REFUSED.labels(REFUSALS.get(status, "invalid"), refused).inc()
+            # What reached no route, as all that the edge refuses, is told by its path, without the query.
+            path = None if route else scope["path"].encode("unicode_escape").decode("ascii")[:MOST_PATH]
             log.log(
-                logging.WARNING if status in (500, 502, 507) else logging.INFO, "%s %s %d in %.1f ms", method, route or "(no route)", status, took * 1000,
+                logging.WARNING if status in (500, 502, 507) else logging.INFO,
+                "%s %s %d in %.1f ms%s", method, route or f"(no route) {path}", status, took * 1000,
+                "" if key_id is None else f", key {key_id}",
                 extra={
-                    "method": method, "route": route, "status": status, "took_ms": round(took * 1000, 1),
-                    "request_id": scope.get("state", {}).get("request_id"),
+                    "method": method, "route": route, "path": path, "status": status, "key": key_id,
+                    "took_ms": round(took * 1000, 1), "request_id": state.get("request_id"),
                 },
             )  # fmt: skip

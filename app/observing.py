@@ -2,7 +2,8 @@
 
 The only importer of `prometheus_client` and OpenTelemetry. Every metric is named here and set where things happen.
 Labels are few and from closed lists (route templates, stages, dependencies), except for collections, of which the
-first `MOST_COLLECTIONS` are told. No text of a query or document, no id and no key ever becomes a label or attribute.
+first `MOST_COLLECTIONS` are told, and for the ids of configured keys, the first `MOST_KEYS`. No text of a query or
+document, no document's id and no token ever becomes a label or attribute.
 """
 
 import threading
@@ -30,6 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST_COLLECTIONS: Final = 200
+MOST_KEYS: Final = 1000
 TRACED_PATHS_LEFT_OUT: Final = frozenset({"/livez", "/readyz", "/metrics"})
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -75,6 +77,11 @@ REFUSED = Counter(
     "Requests refused before any work: shed, limited, too large, too slow, unauthorized, forbidden, invalid; and the problem's type.",
     ["cause", "reason"],
 )
+KEY_REFUSALS = Counter(
+    "halflife_key_refused_requests_total",
+    "Requests refused that came with a configured key, by its id and the status; ids past the first 1000 are `others`.",
+    ["key", "status"],
+)
 UNDER_WAY = Gauge("halflife_requests_under_way", "Requests being answered.")
 
 ROOM = Gauge("halflife_requests_room", "Requests that may be answered at once; fewer while answers are slow.")
@@ -115,12 +122,20 @@ SEARCH_LOG = Counter(
 TOUCHES = Gauge("halflife_touches_waiting", "Documents whose last access waits to be written.")
 
 _STATES: Final[dict[State, int]] = {"closed": 0, "half-open": 1, "open": 2}
+_keys_told: set[str] = set()
 _tracer = trace.get_tracer("halflife")
 
 
 def breaker_state(dependency: str, state: State) -> None:
     """Show the state of a dependency's breaker."""
     BREAKER.labels(dependency).set(_STATES[state])
+
+
+def key_refused(key_id: str, status: int) -> None:
+    """Count a refused request of a configured key. Files of keys change: those past the first ones share a label."""
+    if key_id not in _keys_told and len(_keys_told) < MOST_KEYS:
+        _keys_told.add(key_id)
+    KEY_REFUSALS.labels(key_id if key_id in _keys_told else "others", str(status)).inc()
 
 
 def answered(*, candidates: int, degraded: bool, hits: int) -> None:

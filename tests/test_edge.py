@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 
+from app import observing
 from app.api import install_handlers
 from app.asking import Search
 from app.edge import Edge, Guard
@@ -232,6 +233,35 @@ async def test_a_caller_over_its_rate_is_told_when_the_next_is_taken():
     assert (await ask()).status == 429
     clock.now += 3_600
     assert [(await ask()).status for _ in range(5)] == [200, 200, 200, 200, 429]
+
+
+async def test_a_refusal_is_logged_and_counted_by_its_key(caplog):
+    caplog.set_level("INFO", "halflife.access")
+    clock = Clock()
+    guarded = edge(keys=ring(id="teller"), buckets=Buckets(rate_per_s=0.001, burst=1), clock=clock)
+    for headers in (BEARER, BEARER, {}):
+        call = Call("/v1/x\nforged", headers=headers)
+        await Metering(guarded)(call.scope, call.receive, call.send)  # type: ignore[arg-type]
+    _, limited, unknown = caplog.records
+    assert limited.getMessage().startswith("POST (no route) /v1/x\\nforged 429 in ")
+    assert limited.getMessage().endswith(" ms, key teller")
+    assert (limited.key, limited.path) == ("teller", "/v1/x\\nforged")  # type: ignore[attr-defined]
+    assert unknown.key is None  # type: ignore[attr-defined]
+    assert " 401 in " in unknown.getMessage()
+    assert "secret" not in caplog.text
+    told = observing.exposition()[0].decode()
+    assert 'halflife_key_refused_requests_total{key="teller",status="429"} 1.0' in told
+    assert 'key="teller",status="200"' not in told
+
+
+def test_keys_past_the_first_share_a_series(monkeypatch):
+    monkeypatch.setattr(observing, "_keys_told", {"one"})
+    monkeypatch.setattr(observing, "MOST_KEYS", 1)
+    for key in ("one", "two", "three"):
+        observing.key_refused(key, 418)
+    told = observing.exposition()[0].decode()
+    assert 'halflife_key_refused_requests_total{key="others",status="418"} 2.0' in told
+    assert 'key="two"' not in told
 
 
 async def test_a_keys_own_rate_outranks_the_services():
