@@ -245,8 +245,8 @@ async def test_a_refusal_is_logged_and_counted_by_its_key(caplog):
     _, limited, unknown = caplog.records
     assert limited.getMessage().startswith("POST (no route) /v1/x\\nforged 429 in ")
     assert limited.getMessage().endswith(" ms, key teller")
-    assert (limited.key, limited.path) == ("teller", "/v1/x\\nforged")  # type: ignore[attr-defined]
-    assert unknown.key is None  # type: ignore[attr-defined]
+    assert (limited.key, limited.path) == ("teller", "/v1/x\\nforged")
+    assert unknown.key is None
     assert " 401 in " in unknown.getMessage()
     assert "secret" not in caplog.text
     told = observing.exposition()[0].decode()
