@@ -244,6 +244,7 @@ class Edge:
             receive,
             empty=b"transfer-encoding" not in headers and declared in (b"", b"0"),
             most_bytes=self._max_body_bytes,
+            path=scope["path"],
             most_pause_s=self._most_pause_s,
             place=place,
         )
@@ -257,7 +258,7 @@ class Edge:
                 await send(message)
 
         if declared.isdigit() and int(declared) > self._max_body_bytes:
-            too_large = _too_large(self._max_body_bytes)
+            too_large = _too_large(self._max_body_bytes, scope["path"])
             state["refused"] = too_large.code
             await _refuse(send, too_large, request_id, headers=[_CLOSE], unread=receive)
             return
@@ -482,12 +483,13 @@ class _Intake:
     """The body on its way in, bounded in bytes, pauses and pace; afterwards, whether the caller is still there."""
 
     def __init__(
-        self, receive: Receive, *, empty: bool, most_bytes: int, most_pause_s: float, place: _Place
+        self, receive: Receive, *, empty: bool, most_bytes: int, path: str, most_pause_s: float, place: _Place
     ) -> None:
         """`empty`: no body was announced, so that nothing has to be read before the caller can be watched."""
         self._receive = receive
         self._place = place
         self._most_bytes = most_bytes
+        self._path = path
         self._most_pause_s = most_pause_s
         self._begun = asyncio.get_running_loop().time()
         self._read = 0
@@ -519,7 +521,7 @@ class _Intake:
         size = len(message.get("body", b""))
         self._read += size
         if self._read > self._most_bytes:
-            raise self._failed(_too_large(self._most_bytes))
+            raise self._failed(_too_large(self._most_bytes, self._path))
         try:
             self._place.hold(size)
         except HalflifeError as error:
@@ -615,9 +617,16 @@ def _writes(scope: ConnectionScope) -> bool:
     return scope["method"] not in ("GET", "HEAD") and scope["path"].startswith("/v1/collections/")
 
 
-def _too_large(most_bytes: int) -> HalflifeError:
+def _too_large(most_bytes: int, path: str) -> HalflifeError:
+    less = "ask for less at once"
+    if path.endswith("/files"):
+        less = "send fewer or smaller files at once (the form around them counts too)"
+    elif "/documents" in path:
+        less = "send fewer documents at once"
     return _BodyLarge(
-        f"the body is larger than {most_bytes} bytes", remedy="send fewer documents at once", limit=most_bytes
+        f"the body is larger than {most_bytes} bytes",
+        remedy=f"{less}; HALFLIFE_MAX_BODY_BYTES of the service is the limit",
+        limit=most_bytes,
     )
 
 

@@ -24,7 +24,7 @@ SUFFIXES: Final[dict[str, Kind]] = {
 class Limits:
     """How much of a file is read; what is larger is refused with its size."""
 
-    max_bytes: int = 32 * 2**20
+    max_bytes: int = 31 * 2**20
     max_unpacked_bytes: int = 256 * 2**20
     max_pages: int = 5_000
     max_chars: int = 5_000_000

@@ -241,7 +241,11 @@ class Settings(BaseSettings):
     )
     chunk_overlap_tokens: int = Field(40, ge=0, le=4096, description="Tokens that neighbouring chunks share.")
 
-    file_max_bytes: int = Field(32 * 2**20, ge=1, description="Largest uploaded file.")
+    file_max_bytes: int = Field(
+        31 * 2**20,
+        ge=1,
+        description="Largest uploaded file. HALFLIFE_MAX_BODY_BYTES holds for the whole upload, the form around it included.",
+    )
     file_max_unpacked_bytes: int = Field(
         256 * 2**20, ge=1, description="What a .docx or .epub may unpack to."
     )

@@ -338,6 +338,23 @@ async def test_bodies_are_bounded_while_they_come():
     assert call.headers["connection"] == "close"
 
 
+@pytest.mark.parametrize(
+    "path, told",
+    [
+        ("/v1/search", "ask for less at once"),
+        ("/v1/collections/c/documents", "fewer documents"),
+        ("/v1/collections/c/documents/delete", "fewer documents"),
+        ("/v1/collections/c/files", "fewer or smaller files"),
+    ],
+)
+async def test_a_body_over_the_limit_is_told_what_to_send_less_of(path, told):
+    for call in (Call(path, chunks=[b"x" * 2_000]), Call(path, headers={"content-length": "2000"})):
+        await call.to(edge())
+        assert (call.status, call.problem) == (413, "body-too-large")
+        assert told in call.body["remedy"]
+        assert "HALFLIFE_MAX_BODY_BYTES" in call.body["remedy"]
+
+
 async def test_a_sender_that_pauses_is_cut_off():
     call = Call(chunks=[b"x", b"y"])
     call.pause_s = 5

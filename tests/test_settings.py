@@ -328,6 +328,10 @@ def test_an_address_to_listen_on_that_cannot_be_had_is_told_with_what_helps() ->
     assert "stop the program" in (busy.value.remedy or "")
 
 
+def test_an_upload_of_the_largest_file_has_room_for_the_form_around_it() -> None:
+    assert Settings().file_max_bytes + 2**16 <= Settings().max_body_bytes
+
+
 def test_a_further_model_has_nothing_of_the_first_but_what_it_cannot_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
