@@ -489,7 +489,8 @@ def load(
     With --source NAME --prune, what the same source brought before and is gone by now (files deleted or renamed, rows
     taken out, files emptied) is deleted after the load: documents of the collection whose `source` is NAME and whose id
     this load did not bring. So one load must name everything that belongs to NAME. Nothing is deleted if anything could not be read
-    or stored, if nothing was loaded, or if that is more than half of what NAME had (--prune-most deletes it). A
+    or stored, if nothing was loaded, or if that is more than half of what NAME had or a table's cell looks like rows of its
+    own, by a quote in the wrong place (--prune-most deletes it). A
     document that brings another `source` is refused then. Files that are there but passed over keep their documents (behind a link to a
     folder, those called by their path), and so does what somebody else has written since the load began. Of standard input, an early end can't be told from the end.
 

@@ -70,6 +70,8 @@ class Tally:
     empty_files: list[str] = field(default_factory=list)
     chunks: int = 0
     truncated: int = 0
+    doubtful: int = 0
+    """Rows that may hold others."""
     dated_by_file: int = 0
     """Stored documents whose creation time is their file's time."""
     read_bytes: int = 0
@@ -223,6 +225,7 @@ class Loader:
         size = 0
         for item in items:
             self.tally.read_bytes += item.size
+            self.tally.doubtful += item.doubtful
             for warning in item.warnings:
                 self._report(f"{item.where}: {warning}")
             if item.document is None:

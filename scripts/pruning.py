@@ -108,7 +108,7 @@ class Pruner:
     ) -> None:
         """`passed` was found and is not read: its documents stay, those of its rows being known by `names`.
 
-        `most` allows to delete more than half.
+        `most` allows to delete more than half, and what rows may hold.
         """
         self._passed, self._names = passed, names or Names()
         self._api, self._collection, self._source = api, collection, source
@@ -178,6 +178,11 @@ class Pruner:
                 "check the paths; all that a source has can be deleted by a filter on `source` "
                 "(POST /v1/collections/{collection}/documents/delete)"
             )
+        elif found.gone and tally.doubtful and not self._most:
+            found.refused = (
+                f"{tally.doubtful} rows hold lines that look like rows of their own, which may be those"
+            )
+            found.remedy = "look at their quotes; if those are gone indeed, load again with --prune-most"
         elif len(found.gone) * 2 > found.had and not self._most:
             found.refused = (
                 f"{len(found.gone)} of the {found.had} documents that source '{self._source}' had were not loaded, "

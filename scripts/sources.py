@@ -71,6 +71,8 @@ class Read:
     # Nothing is wrong with it and nothing is in it.
     empty: bool = False
     warnings: tuple[str, ...] = ()
+    # It may hold others, by a quote that was opened by mistake.
+    doubtful: bool = False
     # Its creation time is the file's own time, since nothing in the file says one.
     by_file_time: bool = False
     # Of a fault: the id that the document would have, and what to do.
@@ -436,7 +438,7 @@ def read_table(source: Source, names: Names) -> Iterator[Read]:
                             *misnamed(row.values, document, names, table=True, columns=columns),
                         )
                     told = True
-                    yield Read(where, size, document=document, warnings=warnings)
+                    yield Read(where, size, document=document, warnings=warnings, doubtful=bool(row.warnings))
         except UnicodeDecodeError as cause:
             raise UnreadableFile(
                 f"is not {cause.encoding} text: {cause.reason}", remedy="save it as UTF-8"

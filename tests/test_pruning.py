@@ -286,6 +286,26 @@ def test_rows_of_what_is_passed_over_stay_and_of_what_cant_be_read_all_do(
     assert stored(service, collection) == sorted({*TEN, "r1", "r3"} - {"3.md"})
 
 
+def test_rows_that_a_cell_may_hold_stay_until_told_otherwise(
+    service: Running, collection: str, load: Load, tmp_path: Path
+) -> None:
+    rows = [f"{number},row {number}" for number in range(10)]
+    write(tmp_path, {"t.csv": "id,text\n" + "\n".join(rows) + "\n"})
+    assert load(tmp_path).exit_code == 0
+    rows[6], rows[8] = '6,"row 6', '8,row 8"'
+    write(tmp_path, {"t.csv": "id,text\n" + "\n".join(rows) + "\n"})
+    done = load(tmp_path)
+    assert done.exit_code == cli.FAILED
+    assert f"{tmp_path}/t.csv:8: a quoted cell holds 2 lines that look like rows" in done.stderr
+    assert (
+        "Not pruned: 1 rows hold lines that look like rows of their own, which may be those: 7, 8"
+        in done.stderr
+    )
+    assert len(stored(service, collection)) == 10
+    assert load(tmp_path, "--prune-most").exit_code == 0
+    assert len(stored(service, collection)) == 8
+
+
 def test_more_than_half_is_refused_and_half_is_not(
     service: Running, collection: str, load: Load, tmp_path: Path
 ) -> None:
