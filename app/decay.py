@@ -268,10 +268,16 @@ def misfit(decay: ResolvedDecay, factors: list[float], *, oldest_ms: int) -> str
                 f"the decay changes nothing here, as it should: all {len(factors)} dated candidates were written or touched "
                 "less than a day ago"
             )
-        return (
-            f"the decay changes nothing here: all {len(factors)} dated candidates have a factor of about 1, since they are young "
-            f"against its scale of {scale}; strengthen it (a shorter `half_life` or `scale`, a higher `rate`)"
+        nothing = f"the decay changes nothing here: all {len(factors)} dated candidates have a factor of about 1, since "
+        offset = format_duration(decay.offset_ms)
+        if 0 < oldest_ms <= decay.offset_ms:
+            return f"{nothing}none is older than its `offset` of {offset}, before which no age counts; shorten that"
+        beyond, shorter = (
+            (f", which begins at its `offset` of {offset}", "a shorter `offset`, `half_life`")
+            if decay.offset_ms
+            else ("", "a shorter `half_life`")
         )
+        return f"{nothing}they are young against its scale of {scale}{beyond}; strengthen it ({shorter} or `scale`, a higher `rate`)"
     if decay.floor < 1 and max(factors) < decay.floor + 1e-6:
         return (
             f"the decay tells no ages apart: all {len(factors)} dated candidates are at its floor of {decay.floor:g}, since they "

@@ -212,7 +212,7 @@ class Forbidden(HalflifeError):
 
 
 class LimitExceeded(InvalidRequest):
-    """The request asks for more than this service's settings allow one request; nothing was done."""
+    """The request asks for more than the service, or its settings, allow one request; nothing was done."""
 
     code = "limit-exceeded"
     title = "The request is over a limit"

@@ -388,10 +388,11 @@ class _Reader:
                 remedy="send fewer",
             )
         if self.conditions > MAX_CONDITIONS:
-            raise _refuse(
-                path,
-                f"is one too many: a filter holds at most {MAX_CONDITIONS} conditions",
-                "list a field's values ({'field': [ … ]}) instead of many conditions",
+            raise LimitExceeded(
+                f"`{path}` is one too many: a filter holds at most {MAX_CONDITIONS} conditions",
+                field=path,
+                remedy="list a field's values ({'field': [ … ]}) instead of many conditions",
+                limit=MAX_CONDITIONS,
             )
 
 
@@ -560,10 +561,11 @@ def _spellings(value: Any, path: str) -> list[str]:
 def _text(value: str, path: str) -> str:
     _check_unicode(value, path)
     if _units(value) > MAX_VALUE_UNITS:
-        raise _refuse(
-            path,
-            f"is longer than {MAX_VALUE_UNITS} UTF-16 units, and no such value is indexed",
-            "filter by a shorter value",
+        raise LimitExceeded(
+            f"`{path}` is longer than {MAX_VALUE_UNITS} UTF-16 units, and no such value is indexed",
+            field=path,
+            remedy="filter by a shorter value",
+            limit=MAX_VALUE_UNITS,
         )
     return value
 

@@ -113,7 +113,8 @@ Filter = Annotated[
         description=(
             "Field or metadata key -> a value, a list of values (any of them), or an object of operators "
             "(gt, gte, lt, lte, in, ne, exists); `and` / `or` take lists of filters, `not` takes one. "
-            "Ranges need a date field or a field declared for the collection. At most 256 KiB of names and values."
+            "Ranges need a date field or a field declared for the collection. At most 256 KiB of names and values, 256 conditions (a list of values is one, but for dates: each is), and 4096 UTF-16 "
+            "units in a value."
         ),
         examples=[{"lang": "en", "creation_time": {"gte": "2025-01-01"}, "not": {"tags": "draft"}}],
     ),

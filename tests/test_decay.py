@@ -455,6 +455,22 @@ def test_an_override_that_contradicts_the_base_is_refused(base: Any, override: A
         ({"half_life": "36500d", "floor": 0.9}, [1, 2, 30], "changes nothing"),
         ({"kind": "gauss", "scale": "7d"}, [90, 400, 800], "tells no ages apart"),
         ({"kind": "linear", "scale": "7d", "floor": 0.5}, [90, 400], "tells no ages apart"),
+        ({"half_life": "30d", "offset": "9000d"}, [1, 400], "none is older than its `offset` of 9000d"),
+        (
+            {"half_life": "30d", "offset": "400d"},
+            [1, 400],
+            "`offset` of 400d, before which no age counts; shorten that",
+        ),
+        (
+            {"half_life": "36500d", "offset": "1d"},
+            [1, 2, 30],
+            "begins at its `offset` of 1d; strengthen it (a shorter `offset`",
+        ),
+        (
+            {"half_life": "36500d"},
+            [1, 2, 30],
+            "against its scale of 36500d; strengthen it (a shorter `half_life`",
+        ),
         ({"half_life": "30d"}, [1, 2, 30], None),
         ({"half_life": "30d"}, [400], None),
         ({"half_life": "30d"}, [], None),

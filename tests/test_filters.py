@@ -278,6 +278,8 @@ def test_refusals(value: Any, path: str, words: str):
     assert words in error.detail
     assert f"`{path}`" in error.detail
     assert error.remedy
+    over = ("deeper than", "at most", "longer than")
+    assert isinstance(error, LimitExceeded) is any(limit in error.detail for limit in over)
     json.dumps(error.problem(), ensure_ascii=False).encode()
 
 
