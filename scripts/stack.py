@@ -10,6 +10,7 @@ import fcntl
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,9 @@ _START_TIMEOUT_S = 900.0
 _STOP_TIMEOUT_S = 120.0
 _POLL_S = 0.1
 _TRIES = 3
+
+# What each line of the stack's log begins with, and who waits for a start need not read.
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 
 Report = Callable[[str], None]
 
@@ -365,7 +369,7 @@ def launch(
                 ended = process.poll() is not None
                 pending += lines.read()
                 *whole, pending = pending.split("\n")
-                for line in whole:
+                for line in (_TIME.sub("", line) for line in whole):
                     # The last line of a failed start is told by the error below, in one piece.
                     if not line.startswith("error: "):
                         report(line)

@@ -183,6 +183,8 @@ class Watch:
         self.since = time.monotonic()
         self.failures = 0
         self.due: float | None = None
+        self.awaited = False
+        """Whether it was started again and has not answered since."""
 
 
 class Supervisor:
@@ -404,6 +406,9 @@ class Supervisor:
         if part.pid is not None:
             if watch.failures and now - watch.since > _LONG_LIFE_S:
                 watch.failures = 0
+            if watch.awaited and _answers(part):
+                watch.awaited = False
+                self.report(f"{part.name} answers again, {now - watch.since:.0f} s after it was started.")
             return
         if watch.due is None:
             if watch.failures == _MOST_RESTARTS:
@@ -422,6 +427,7 @@ class Supervisor:
             self.restarts += 1
             try:
                 part.spawn()
+                watch.awaited = True
             except (LocalStackError, OSError) as failure:
                 self.report(f"{part.name} could not be started: {failure}")
             self._write()
@@ -472,6 +478,16 @@ class Supervisor:
 
 def _log_of(part: Program | LocalNode) -> Path:
     return part.log if isinstance(part, Program) else part.log_path
+
+
+def _answers(part: Program | LocalNode) -> bool:
+    """Tell whether a part that runs answers now."""
+    try:
+        url = f"{part.url}{part.question if isinstance(part, Program) else '/'}"
+    except LocalStackError:
+        # A node that has no port yet.
+        return False
+    return get_json(url, 2.0)[0] == 200
 
 
 def _fresh(log: Path) -> Path:
@@ -675,7 +691,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def report(line: str) -> None:
         with contextlib.suppress(OSError):
-            print(line, flush=True)
+            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", flush=True)
 
     if chosen.end_with_stdin:
         end_with_stdin()

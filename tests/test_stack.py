@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ from scripts import serving, stack, supervisor
 from scripts.node import PortTaken, free_ports
 from scripts.stack import Process, StackFailed, State
 from tests.conftest import ROOT
+from tests.fakes import FarEnd, Reply
 
 SAMPLE = ROOT / "scripts" / "sample" / "corpus.jsonl"
 HALFLIFE = (sys.executable, "-P", "-m", "scripts.cli")
@@ -211,7 +213,39 @@ def test_a_failed_start_tells_its_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "stack.log"
     assert f"Its log is {log}." in str(told.value)
     assert "is taken" in log.read_text()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S", line) for line in log.read_text().splitlines())
+    assert not re.search(r"\d\d:\d\d:\d\d", str(told.value))
     assert {path.name for path in log.parent.iterdir()} == {"stack.log", "stack.log.1"}
+
+
+def test_a_part_that_died_is_told_to_answer_again_once(tmp_path: Path) -> None:
+    class Part(supervisor.Program):
+        alive = False
+
+        @property
+        def pid(self) -> int | None:
+            return 1 if self.alive else None
+
+        def spawn(self) -> None:
+            self.alive = True
+
+    told: list[str] = []
+    with FarEnd() as server:
+        part = Part("embedder", [], port=server.port, question="/health", log=tmp_path / "log")
+        ready = False
+        server.answer = lambda seen: Reply(200 if ready else 503, {})
+        watched = supervisor.Supervisor(stack.Options(tmp_path), told.append)
+        watch = supervisor.Watch(part)
+        watched._look(watch)
+        watch.due = 0.0
+        watched._look(watch)
+        watched._look(watch)
+        assert [line.split(";")[0] for line in told] == ["embedder died"]
+        ready = True
+        watched._look(watch)
+        watched._look(watch)
+    assert len(told) == 2
+    assert told[1].startswith("embedder answers again, ")
 
 
 DRAINS = {
@@ -559,7 +593,9 @@ def test_parts_that_are_killed_are_started_again_and_nothing_acknowledged_is_mis
     }
     assert after["pids"]["node-1"] != before["pids"]["node-1"]
     assert eventually(lambda: stored(after["api"], "before-the-kill"))
-    assert "node-1 died; starting it again" in (data / "logs" / "stack.log").read_text("utf-8")
+    log = data / "logs" / "stack.log"
+    assert "node-1 died; starting it again" in log.read_text("utf-8")
+    assert eventually(lambda: "node-1 answers again" in log.read_text("utf-8"))
 
 
 @pytest.mark.node
