@@ -147,9 +147,8 @@ AWAY = frozenset({
 """What names nodes and shards that are on their way, which a try a little later finds."""
 _CONFLICTS = frozenset({"version_conflict_engine_exception", "resource_already_exists_exception"})
 _TOO_MANY_TERMS = frozenset({"too_many_nested_clauses", "too_many_clauses"})
-_WRAPPERS = frozenset(
-    {"search_phase_execution_exception", "query_shard_exception", "remote_transport_exception"}
-)
+_SEARCH_FAILED = "search_phase_execution_exception"
+_WRAPPERS = frozenset({_SEARCH_FAILED, "query_shard_exception", "remote_transport_exception"})
 _DISK_BLOCK = 12
 _WRITE_BLOCK = 8
 _BLOCK_ID = re.compile(r"/(\d+)/")
@@ -195,7 +194,8 @@ def translate_error(error: Any, status: int, doing: str) -> HalflifeError:
         )
     if kind in _CONFLICTS:
         return Conflict(told, **more)
-    if kind in AWAY:
+    # A search, or a point in time, that no shard was there for has no cause but itself.
+    if kind in AWAY or (kind == _SEARCH_FAILED and status == 503):
         # Its reason names nodes, their addresses and indices, which are no caller's business.
         return ClusterUnavailable(
             f"{doing}: a part of the index is not there for the moment",
@@ -319,7 +319,7 @@ def _reason(error: Any) -> str:
     if not isinstance(error, dict):
         return ""
     reason = str(error.get("reason") or "")
-    if error.get("type") == "search_phase_execution_exception":
+    if error.get("type") == _SEARCH_FAILED:
         for cause in error.get("root_cause") or ():
             if isinstance(cause, dict) and cause.get("reason"):
                 reason = str(cause["reason"])

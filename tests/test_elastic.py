@@ -5,11 +5,13 @@ import gc
 import inspect
 import json
 import socket
+import uuid
 import warnings
 from datetime import UTC, datetime
 
 import elastic_transport
 import elasticsearch
+import httpx2
 import numpy as np
 import pytest
 from elasticsearch import helpers
@@ -189,6 +191,41 @@ def test_no_node_address_or_index_reaches_callers(kind, status):
     told = translate_error({"type": kind, "reason": reason}, status, "reading documents").problem()
     assert "127.0.0.1" not in json.dumps(told)
     assert "halflife-tmp" not in json.dumps(told)
+
+
+MISSING = {
+    "type": "search_phase_execution_exception",
+    "reason": "Search rejected due to missing shards [[halflife-tmp-20261130][0]]. Consider using "
+    "`allow_partial_search_results` setting to bypass this error.",
+}
+
+
+@pytest.mark.parametrize("doing", ["searching", "opening a point in time"])
+@pytest.mark.parametrize("error", [
+    {"type": "search_phase_execution_exception", "reason": "", "root_cause": [], "caused_by": MISSING},
+    {**MISSING, "root_cause": []}, shard_error("no_shard_available_action_exception"),
+])  # fmt: skip
+def test_shards_that_are_not_there_are_told_alike(doing, error):
+    told = translate_error(error, 503, doing)
+    assert told.detail == f"{doing}: a part of the index is not there for the moment"
+    assert (told.status, told.retry_after_s) == (503, 1)
+    assert "try again" in (told.remedy or "")
+
+
+@pytest.mark.node
+async def test_a_point_in_time_of_an_index_without_shards_is_told_as_a_search_there(node_url):
+    async with httpx2.AsyncClient(base_url=node_url) as by_hand:
+        index = f"halflife-nowhere_{uuid.uuid4().hex[:8]}-20260101000000000"
+        nowhere = {"settings": {"index.routing.allocation.require._name": "nowhere"}}
+        await by_hand.put(f"/{index}", params={"wait_for_active_shards": 0}, json=nowhere)
+        cluster = Cluster.connect(urls=[node_url])
+        try:
+            with pytest.raises(ClusterUnavailable, match="a part of the index is not there") as refused:
+                await cluster.open_pit(index, keep_alive_s=5, timeout_s=10)
+            assert index not in json.dumps(refused.value.problem())
+        finally:
+            await cluster.close()
+            await by_hand.delete(f"/{index}")
 
 
 @pytest.mark.parametrize("case", ["full queue", "breaker", "no master", "write block", "a proxy's page"])
