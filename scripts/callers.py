@@ -47,6 +47,8 @@ NOT_DONE: Final = ("conflict", "not_found")
 ATTEMPTS: Final = 4
 REQUEST_S: Final = 12.0
 """How long a caller waits for an answer; less than the service tries, so that late answers and repeats meet."""
+READ_S: Final = 40.0
+"""How long a reader does: an error is what the service tells, not that a busy machine is slow."""
 
 
 def pinned_ids() -> list[str]:
@@ -395,7 +397,7 @@ async def _search(client: httpx2.AsyncClient, url: str, query: str, routes: Sequ
         "collection": COLLECTION, "query": query, "top_k": 100, "filter": {"group": "pinned"},
         "routes": [{"kind": route} for route in routes], "fields": ["metadata"],
     }  # fmt: skip
-    answer = await client.post(f"{url}/v1/search", json=body)
+    answer = await client.post(f"{url}/v1/search", json=body, timeout=READ_S)
     told = answer.json()
     if answer.status_code != 200 or told["degraded"]:
         raise _NotWhole(f"{answer.status_code} {told.get('detail') or told.get('warnings')}")
@@ -405,7 +407,7 @@ async def _search(client: httpx2.AsyncClient, url: str, query: str, routes: Sequ
 async def _read_one(client: httpx2.AsyncClient, url: str, id_: str, heard: Heard) -> str | None:
     """Read a document; say so if it is older than what had been acknowledged."""
     least = heard.versions.get(id_, 0)
-    answer = await client.get(f"{url}/v1/collections/{COLLECTION}/documents/{id_}")
+    answer = await client.get(f"{url}/v1/collections/{COLLECTION}/documents/{id_}", timeout=READ_S)
     if answer.status_code == 404:
         return f"{id_}: not there, version {least} was acknowledged"
     if answer.status_code != 200:

@@ -486,6 +486,8 @@ class Run:
             "HALFLIFE_EMBEDDING_MODELS": json.dumps({"hash-12": {"url": servers["hash-12"], "dims": DIMS["hash-12"]}}),
             "HALFLIFE_EMBEDDING_QUERY_PREFIX": "",
             "HALFLIFE_EMBEDDING_DOCUMENT_PREFIX": "",
+            # Readers wait for what is slow: only what is refused or lacks something is an error.
+            "HALFLIFE_REQUEST_TIMEOUT_S": "30",
             "HALFLIFE_EMBEDDING_QUERY_TIMEOUT_S": "10",
             "HALFLIFE_RATE_PER_S": "0",
             "HALFLIFE_LOG_LEVEL": "warning",
