@@ -41,7 +41,7 @@ from app.rewriting import Rewriter
 from app.sandbox import Bounds, Line, Sandbox
 from app.search import Doors
 from app.searchlog import SearchLog
-from app.settings import Settings
+from app.settings import UNREAD_REMEDY, Settings
 from app.targets import CatalogTargets, OtherModel
 from app.touches import TouchQueue
 from app.watching import Watch
@@ -435,6 +435,8 @@ async def _start(
     """Return the service, everything it needs having answered and fitting together by that time of the clock."""
     await _patiently(cluster.check_version, ClusterUnavailable, deadline, "Elasticsearch")
     dims = await _patiently(embedder.check, EmbedderUnavailable, deadline, "the embedding server")
+    for told in settings.unread_chunks:
+        log.warning("%s; %s", told, UNREAD_REMEDY)
     await _patiently(
         lambda: catalog.install_templates(cluster, dims=dims), ClusterUnavailable, deadline, "Elasticsearch"
     )

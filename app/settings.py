@@ -125,6 +125,12 @@ class EmbeddingModel(BaseModel):
         return self
 
 
+UNREAD_REMEDY = (
+    "lower HALFLIFE_CHUNK_TOKENS, or, where the model reads more than that, raise HALFLIFE_EMBEDDING_MAX_INPUT_TOKENS "
+    "(`max_input_tokens` of a further model)"
+)
+
+
 class Settings(BaseSettings):
     """Where things are and how much one request may cost."""
 
@@ -237,7 +243,10 @@ class Settings(BaseSettings):
         "uses its own, so that a change of model stops neither reads nor writes.",
     )
     chunk_tokens: int = Field(
-        400, ge=32, le=8192, description="Estimated tokens of one chunk, its title included."
+        400,
+        ge=32,
+        le=8192,
+        description="Estimated tokens of one chunk, its title included. Of a longer one than the model reads (HALFLIFE_EMBEDDING_MAX_INPUT_TOKENS) the end has no vector.",
     )
     chunk_overlap_tokens: int = Field(40, ge=0, le=4096, description="Tokens that neighbouring chunks share.")
 
@@ -434,6 +443,16 @@ class Settings(BaseSettings):
         if self.chunk_overlap_tokens * 2 > self.chunk_tokens:
             raise ValueError("HALFLIFE_CHUNK_OVERLAP_TOKENS must be at most half of HALFLIFE_CHUNK_TOKENS")
         return self
+
+    @property
+    def unread_chunks(self) -> list[str]:
+        """Return a sentence for each model that reads less than a chunk may hold."""
+        return [
+            f"chunks of up to {self.chunk_tokens} tokens, and the model {name} reads {most}: what is beyond has no vector, "
+            "and only words find it"
+            for name in dict.fromkeys((self.embedding_model, *self.embedding_models))
+            if (most := self.with_model(name).embedding_max_input_tokens) < self.chunk_tokens
+        ]
 
     @property
     def embedder_stall_s(self) -> float:

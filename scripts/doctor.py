@@ -22,7 +22,7 @@ from app.elastic import Cluster
 from app.encoding import pack_vector
 from app.errors import ClusterRejected, HalflifeError, InvalidRequest, NotFound, RerankerFailed
 from app.main import open_cluster, open_embedder, open_reranker, open_rewriter
-from app.settings import Settings
+from app.settings import UNREAD_REMEDY, Settings
 from scripts import stack
 from scripts.client import URL_VARIABLE, find_url
 from scripts.distribution import said
@@ -109,7 +109,7 @@ def _settings(data: Path | None) -> tuple[Settings, Check]:
 
 
 async def _examine(settings: Settings) -> list[Check]:
-    checks: list[Check] = []
+    checks = [Check("chunks", "warning", line, UNREAD_REMEDY) for line in settings.unread_chunks]
     dims: int | None = None
     embedder_check, dims = await _check_embedder(settings)
     others: dict[str, int | None] = {}

@@ -368,6 +368,13 @@ def test_every_failure_has_one_form(client, method, path, status):
     problem(client.request(method, path, content=b'{"ids":["a"]}'), status)
 
 
+def test_chunks_that_the_model_does_not_read_to_their_end_are_told_at_the_start(node_url, embedding, caplog):
+    with serving(settings_for(node_url, embedding.base_url, dims=DIMS, chunk_tokens=5000)):
+        pass
+    assert "chunks of up to 5000 tokens, and the model far-end reads 512" in caplog.text
+    assert "lower HALFLIFE_CHUNK_TOKENS" in caplog.text
+
+
 def test_a_body_over_the_limit_is_refused_while_it_arrives(node_url, embedding):
     settings = settings_for(node_url, embedding.base_url, dims=DIMS, max_body_bytes=2_000)
     with serving(settings) as small:

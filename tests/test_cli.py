@@ -833,12 +833,15 @@ def test_the_doctor_says_what_does_not_answer_and_the_remedy(
     monkeypatch.setenv("HALFLIFE_ELASTICSEARCH_URL", url)
     monkeypatch.setenv("HALFLIFE_EMBEDDING_BASE_URL", f"{url}/v1")
     monkeypatch.setenv("HALFLIFE_DATA", str(tmp_path))
+    monkeypatch.setenv("HALFLIFE_CHUNK_TOKENS", "5000")
     done = run("doctor", "--json")
     assert done.exit_code == cli.FAILED
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
     assert checks["cluster"]["verdict"] == checks["embedder"]["verdict"] == "failed"
     assert checks["cluster"]["remedy"]
     assert checks["embedder"]["remedy"]
+    assert checks["chunks"]["verdict"] == "warning"
+    assert "HALFLIFE_CHUNK_TOKENS" in checks["chunks"]["remedy"]
 
 
 DETAILS: dict[str, Any] = {

@@ -328,6 +328,21 @@ def test_an_address_to_listen_on_that_cannot_be_had_is_told_with_what_helps() ->
     assert "stop the program" in (busy.value.remedy or "")
 
 
+def test_chunks_that_a_model_does_not_read_to_their_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_settings().unread_chunks == []
+    monkeypatch.setenv("HALFLIFE_CHUNK_TOKENS", "1000")
+    models = {
+        "long": {"url": "http://a/v1", "max_input_tokens": 8192},
+        "short": {"url": "http://b/v1", "max_input_tokens": 256},
+    }
+    monkeypatch.setenv("HALFLIFE_EMBEDDING_MODELS", json.dumps(models))
+    first, second = read_settings().unread_chunks
+    assert "multilingual-e5-small reads 512" in first
+    assert "short reads 256" in second
+    monkeypatch.setenv("HALFLIFE_CHUNK_TOKENS", "256")
+    assert read_settings().unread_chunks == []
+
+
 def test_an_upload_of_the_largest_file_has_room_for_the_form_around_it() -> None:
     assert Settings().file_max_bytes + 2**16 <= Settings().max_body_bytes
 
