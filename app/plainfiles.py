@@ -127,17 +127,24 @@ def _open_quote(lines: Sequence[str], delimiter: str, *, at_end: bool) -> str | 
     That is one in which the file ends, and one that goes over several lines and is closed in the midst of a cell: where a
     later row opens a quote of its own. Within a line, the same is forgiven, as spreadsheets do.
     """
+    more = len(lines) - 1
     if at_end:
-        over = f"the {len(lines) - 1} lines after it" if len(lines) > 1 else "the file's end"
+        over = (
+            "the file's end"
+            if more == 0
+            else f"the {more} lines after it"
+            if more > 1
+            else "the line after it"
+        )
         return f'has a quote (") that is opened and not closed, and takes {over} for its cell: {_CLOSE}'
-    if len(lines) < 2:
+    if more < 1:
         return None
     try:
         # Blanks behind a quoted cell are harmless.
         list(csv.reader((_BLANKS.sub('"', line) for line in lines), delimiter=delimiter, strict=True))
     except csv.Error:
         return (
-            f'has a quote (") that is opened and closed {len(lines) - 1} lines later, in the midst of a cell, and takes '
+            f'has a quote (") that is opened and closed {more} line{"s" * (more > 1)} later, in the midst of a cell, and takes '
             f"what is between for one: {_CLOSE}"
         )
     return None
