@@ -918,8 +918,10 @@ def _end(run: Run, outcome: _Outcome) -> str | None:
             )
     elif not search.paging:
         return None
-    # A page longer than the window has longer lists behind it, the last of which holds the others.
-    width = run.plan.tails[-1] if run.plan.tails else run.plan.window
+    # A page longer than the window has longer lists behind it, the last of which holds the others. What is reranked is
+    # of the window alone.
+    tails = run.plan.tails if outcome.reranked_of is None else ()
+    width = tails[-1] if tails else run.plan.window
     longest = {**run.answers, **run.tails.get(width, {})}
     counted_up_to = {route.name: not route.needs_vector for route in run.plan.routes}
     truncated = any(
