@@ -26,6 +26,8 @@ Scope = Literal["read", "write", "admin", "metrics"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 MAX_TOKEN_BYTES: Final = 512
 MAX_KEYS: Final = 10_000
+KEY_ID: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+"""What a key may be called, as a pattern of the whole id."""
 TOKEN_PREFIX: Final = "hlf_"  # noqa: S105 - what all tokens share
 """What our tokens begin with, so that scanners for leaked secrets can tell them."""
 
@@ -44,7 +46,7 @@ def _check_glob(value: str) -> str:
 class Key(Value):
     """One key: the hash of its token, and what it allows. A filter holds for everything it reads and writes."""
 
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    id: Annotated[str, Field(pattern=f"^{KEY_ID}$")]
     hash: Annotated[str, Field(pattern=r"^(sha256:)?[0-9a-f]{64}$")]
     scopes: Annotated[list[Scope], Field(min_length=1)]
     collections: Annotated[

@@ -41,8 +41,9 @@ class Limits:
     def check_search(self, search: Asked, *, checked: Search | None = None) -> Asked:
         """Return the search, with a page that this service gives where the caller left its length open.
 
-        Raises LimitExceeded naming the field, or InvalidRequest for a filter that no collection could read. So what tries to smuggle a query into a filter is refused before the cluster hears of the request. `checked` is
-        a search that passed: a filter or routes that are the same objects are not read again.
+        Raises LimitExceeded naming the field, or InvalidRequest for a filter that no collection could read. So what
+        tries to smuggle a query into a filter is refused before the cluster hears of the request. `checked` is a search
+        that passed: a filter or routes that are the same objects are not read again.
         """
         self._check("query", len(search.query), self.query_chars, "characters", "shorten it")
         if "top_k" in search.model_fields_set:

@@ -207,13 +207,18 @@ def exposition() -> tuple[bytes, str]:
 
 def check_tracing() -> None:
     """Raise InvalidRequest where the extra `tracing`, which sends spans, is not installed."""
+    _span_exporter()
+
+
+def _span_exporter() -> Callable[..., Any]:
     try:
-        import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as cause:
         raise InvalidRequest(
             "HALFLIFE_TRACES_ENDPOINT: what sends traces is not installed",
             remedy="install halflife[tracing], or leave HALFLIFE_TRACES_ENDPOINT out",
         ) from cause
+    return OTLPSpanExporter
 
 
 def trace_to(endpoint: str, *, service: str, version: str) -> "Tracing":
@@ -222,11 +227,8 @@ def trace_to(endpoint: str, *, service: str, version: str) -> "Tracing":
     `endpoint` is the collector's base, to which `/v1/traces` is appended. Raises InvalidRequest where the extra
     `tracing` is not installed.
     """
-    check_tracing()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
     return trace_with(
-        OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces"), service=service, version=version
+        _span_exporter()(endpoint=endpoint.rstrip("/") + "/v1/traces"), service=service, version=version
     )
 
 

@@ -80,6 +80,17 @@ class CommandFailed(Exception):
 
 # ---- options that several of these commands share ------------------------------------------------------------------------------------
 
+TopKOption = Annotated[
+    int | None,
+    typer.Option(
+        "--top-k",
+        "-k",
+        min=1,
+        max=10_000,
+        metavar="N",
+        help="The page's hits; 10, or the service's limit if less.",
+    ),
+]
 DecayOption = Annotated[
     str | None,
     typer.Option(
@@ -745,17 +756,7 @@ def search(
         str, typer.Argument(metavar="QUERY", help="The question or keywords.", show_default=False)
     ],
     collection: CollectionOption = "documents",
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            "--top-k",
-            "-k",
-            min=1,
-            max=10_000,
-            metavar="N",
-            help="Hits shown; 10, or the service's limit if less.",
-        ),
-    ] = None,
+    top_k: TopKOption = None,
     decay: DecayOption = None,
     profile: ProfileOption = None,
     as_of: AsOfOption = None,
@@ -851,17 +852,7 @@ def why(
         str, typer.Argument(metavar="ID", help="The document to account for.", show_default=False)
     ],
     collection: CollectionOption = "documents",
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            "--top-k",
-            "-k",
-            min=1,
-            max=10_000,
-            metavar="N",
-            help="The page's hits; 10, or the service's limit if less.",
-        ),
-    ] = None,
+    top_k: TopKOption = None,
     decay: DecayOption = None,
     profile: ProfileOption = None,
     as_of: AsOfOption = None,

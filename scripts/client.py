@@ -296,8 +296,7 @@ class Client:
             # Another program's answer, or that of a proxy before ours.
             told = f"HTTP {response.status_code} from {self.url}, and the answer is not Halflife's"
             answer = {"title": told, "remedy": _WHOSE}
-        problem = answer
-        raise ApiProblem(response.status_code, problem, _retry_after(response))
+        raise ApiProblem(response.status_code, answer, _retry_after(response))
 
 
 def _authorization(key: str | None) -> dict[str, str]:

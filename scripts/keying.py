@@ -122,7 +122,7 @@ def create(
 
     if file is None and not entry:
         raise _no_file()
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+    if not re.fullmatch(keys.KEY_ID, name):
         raise ApiError(
             f"'{name}' can't be a key's id",
             remedy="write 1 to 64 letters of English, digits, `.`, `_` and `-`, a letter or a digit first, such as team-a",
